@@ -30,7 +30,7 @@ from toolchain.errors import InUse
 from toolchain.manifest import Manifest
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # The name is unique per checkout, because the checkouts on a machine share an engine.
+    # The image name is unique to each checkout, because the checkouts on a machine share an engine.
     "image": {"name": f"pitorch-test-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"},
     "build": {"folder": "build/test"},
     # Test the wheel in the repository, not one in the caller's wheelhouse.
@@ -39,11 +39,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 __all__ = ["open_checkout"]
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
-# Shells start background jobs with SIGINT ignored, and child processes inherit this. Some tests need the signal.
+# A shell starts background jobs with SIGINT ignored, and child processes inherit this. Some tests depend on SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# nohup does the same with SIGHUP. A handler that does nothing keeps the tests running without a terminal, but child
-# processes start with the default action.
+# nohup ignores SIGHUP in the same way. With a handler that does nothing, the tests continue after the terminal is
+# closed, and child processes start with the default action.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
@@ -58,8 +58,8 @@ _LANES = {
     ),
 }
 _LANE_OF = {name: lane for lane, names in _LANES.items() for name in names}
-# The order in which lanes and files start: long ones first, so that none of them is the last to finish. While the first
-# process makes the shared build, the others run files that do not need it.
+# The order in which lanes and files start: the longest first, so that no process is still running a long file when the
+# others have finished. While the first process makes the shared build, the others run files that do not need it.
 _ORDER = (
     *_LANES["build"],
     # test_libqpu_native.py sets CMake's options; with other options, its objects would be compiled again.
@@ -75,7 +75,10 @@ _SHARED = frozenset({"built", "exported_config", "workbench"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Reject a file that uses the shared build but is not in a list above. Under pytest-xdist, sort tests by list."""
+    """Reject a file that uses the shared build but is missing in _LANES or _ORDER.
+
+    Under pytest-xdist, sort tests by _ORDER.
+    """
     for item in items:
         used, name = _SHARED & set(getattr(item, "fixturenames", ())), item.path.name
         allowed = _LANES["tree"] if "exported_config" in used else _ORDER
@@ -87,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Run each file in one process, and all files of a lane in the same one (``./inv test --lanes=3``)."""
+    """Run each file in one process, and all files of a lane in the same process (``./inv test --lanes=3``)."""
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -120,7 +123,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         with contextlib.suppress(PermissionError):
             folder.mkdir(parents=True, exist_ok=True)
             lock = _SESSION.enter_context((folder / "sessions.lock").open("a"))
-            fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a session that is stopping the engine
+            fcntl.flock(lock, fcntl.LOCK_SH)  # blocks while another session stops the engine
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -161,10 +164,10 @@ def workbench(built: main_job.Built, product_config: Config) -> Mapping[str, Man
 
 @pytest.fixture(scope="session")
 def built(product_config: Config) -> main_job.Built:
-    """Build the system image, from the mirror to the checked image.
+    """Build and check the system image, unless the existing one is up to date.
 
-    The first process builds the image; others wait and reuse it, because a second build would be refused. They do not
-    wait for tests that build something else in the shared folder, which hold another lock for minutes.
+    The first process builds the image; others wait and reuse it, because a second simultaneous build would be refused.
+    They do not wait for tests that build something else in the shared folder: these hold a different lock for minutes.
     """
     needs_the_machine()
     ensure_running(product_config)
@@ -209,7 +212,10 @@ def unreachable_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def apt_without_delays(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make apt repeat failed requests immediately, for tests of hosts that do not respond. It waits 1, 2 and 4 s."""
+    """Make apt retry failed requests immediately, for tests with hosts that do not respond.
+
+    Its default delays are 1, 2 and 4 s.
+    """
     config = tmp_path_factory.mktemp("apt") / "apt.conf"
     config.write_text('Acquire::Retries::Delay "false";\n')
     monkeypatch.setenv("APT_CONFIG", str(config))

@@ -30,7 +30,7 @@ types = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: str(kind)[6:])
 
 
 def close(found: Tensor, exact: Tensor, *, ulps: float = 2.0, scale: Tensor | float = 0.0) -> None:
-    """Check that errors are at most ``ulps`` units in the last place of the element, or of a larger ``scale``."""
+    """Check that errors are at most ``ulps`` units in the last place of the exact value, or of ``scale`` if larger."""
     assert found.shape == exact.shape
     error = (found.double() - exact.double()).abs()
     allowed = ulps * EPSILON[found.dtype] * torch.maximum(exact.double().abs(), torch.as_tensor(scale).double())
@@ -166,7 +166,7 @@ def test_softmax_of_long_rows(kind: torch.dtype, width: int) -> None:
 @types
 @pytest.mark.parametrize("width", [257, 1001, 8191, 70001])
 def test_softmax_of_an_odd_part_of_each_row(kind: torch.dtype, width: int) -> None:
-    """The rows start at unaligned addresses. Input and output rows have the same alignment or different ones."""
+    """The rows start at unaligned addresses. The input rows are aligned like the output rows, or differently."""
     for distance in (width + 8, width + 3):
         x = (torch.randn(40, distance, device="cuda") * 4).to(kind)[:, :width]
         softmax_close(cuda_ops.softmax(x), x)
@@ -219,7 +219,9 @@ def test_matvec_cut_for_every_kernel_variant(kind: torch.dtype, shape: tuple[int
     for matrix, vector in layouts:
         exact = matrix.double() @ vector.double()
         close(cuda_ops.matvec(matrix, vector), exact, ulps=8, scale=matrix.double().abs() @ vector.double().abs())
-        assert torch.equal(cuda_ops.matvec(matrix, vector), cuda_ops.matvec(matrix, vector)), "the same each time"
+        assert torch.equal(cuda_ops.matvec(matrix, vector), cuda_ops.matvec(matrix, vector)), (
+            "repeated calls must give identical results"
+        )
 
 
 @devices
@@ -377,7 +379,7 @@ def test_compiled_function_has_a_single_graph(device: str, dynamic: bool) -> Non
             torch.testing.assert_close(mine, theirs)
 
 
-# The launch form of add2, which writes to an existing tensor.
+# The form of add2 that only launches the kernel, and writes to an existing tensor.
 
 
 @devices
@@ -468,7 +470,9 @@ def test_tensors_on_two_gpus_are_rejected() -> None:
     first, second = torch.randn(3000, device="cuda:0"), torch.randn(3000, device="cuda:1")
     refused("found a on cuda:0 and b on cuda:1", lambda: cuda_ops.add2(first, second))
     assert torch.cuda.current_device() == 0
-    assert torch.equal(cuda_ops.add2(second, second), second + second), "on a device that is not the current one"
+    assert torch.equal(cuda_ops.add2(second, second), second + second), (
+        "add2 must also work on a device that is not the current one"
+    )
     softmax_close(cuda_ops.softmax(second), second)
     assert torch.cuda.current_device() == 0
     with torch.cuda.device(1):
@@ -490,7 +494,7 @@ def test_operators_use_the_current_stream() -> None:
         results = [cuda_ops.add2(a, a), cuda_ops.axpy(2.0, a, a), cuda_ops.exp(a), cuda_ops.softmax(a.reshape(64, -1))]
         results.append(cuda_ops.matvec(a.reshape(64, -1), a[: 1 << 14]))
     early = cuda_ops.add2(a, a)
-    assert bool((early == 0).all()), "the default stream does not wait for the other stream"
+    assert bool((early == 0).all()), "the default stream must not wait for the other stream"
     stream.synchronize()
     for found, exact in zip(results, (2.0, 3.0, torch.e, 2.0**-14, 2.0**14), strict=True):
         torch.testing.assert_close(found, torch.full_like(found, exact))
@@ -521,8 +525,8 @@ def test_more_than_2_to_the_31_elements() -> None:
     a = torch.empty(n, device="cuda", dtype=torch.float16).uniform_(-1, 1)
     b = torch.empty(n, device="cuda", dtype=torch.float16).uniform_(-1, 1)
     assert torch.equal(cuda_ops.add2(a, b), a + b)
-    # The operands are shifted by one element (so that packs cannot be used), strided, or transposed. After that, only
-    # the last rows of a large matrix are compared.
+    # The operands are shifted by one element (which rules out the kernels' vector accesses), strided, or transposed.
+    # The comparisons with softmax and matvec cover only the last rows of a large matrix.
     assert torch.equal(cuda_ops.add2(a[1:], b[:-1]), a[1:] + b[:-1])
     assert torch.equal(cuda_ops.add2(a[:-1:2], b[1::2]), a[:-1:2] + b[1::2])
     wide, tall = a[:-1].reshape(2, -1), b[:-1].reshape(-1, 2).t()
@@ -565,7 +569,9 @@ def test_timeline_contains_every_kernel_run(op: str, inputs: list[str], tmp_path
     path = tmp_path / "timeline.json"
     timing.write_timeline(op, inputs, path, runs=5)
     ours = {name: lengths for name, lengths in timing.kernels_of(path).items() if "cuda_ops" in name}
-    assert len(ours) == (1 if op == "add2" else 2), "one kernel, or two for a matrix that is split"
+    assert len(ours) == (1 if op == "add2" else 2), (
+        "add2 launches one kernel; matvec launches two if it splits the matrix"
+    )
     assert all(len(lengths) == 20 and 0 < min(lengths) <= max(lengths) < 1e5 for lengths in ours.values())
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
     regions = {event["name"]: event for event in events if event.get("cat") == "user_annotation"}
@@ -573,7 +579,7 @@ def test_timeline_contains_every_kernel_run(op: str, inputs: list[str], tmp_path
         region = regions[f"{before} / {after}"]
         launches = [event for event in events if event.get("cat") == "cuda_runtime" and "Launch" in event["name"]]
         inside = [event for event in launches if 0 <= event["ts"] - region["ts"] <= region["dur"]]
-        assert len(inside) == 5 * len(ours), "the launches of each call are in the region of its regime"
+        assert len(inside) == 5 * len(ours), "all launches of a regime must be in its region of the timeline"
 
 
 @needs_gpu

@@ -2,10 +2,10 @@
 
     python3 numbers_of_torch.py write FILE      compute and save
     python3 numbers_of_torch.py compare FILE    compute, and compare with the results of another machine
-    python3 numbers_of_torch.py compare FILE write FILE     compute once for both
+    python3 numbers_of_torch.py compare FILE write FILE     compute once, then compare and write
 
-Each case has a bound for the largest difference, divided by the largest magnitude in the case. A bound of zero requires
-bit-identical results. Integers and booleans must always be identical.
+Each case has a bound for the ratio of the largest difference to the largest magnitude in the case. A bound of zero
+requires bit-identical results. Integers and booleans must always be identical.
 The file also contains a partly trained network, whose training the other machine continues, and a script that the other
 machine runs. In addition, it contains a tensor in the older format of torch.save, which is not a ZIP archive.
 """
@@ -65,7 +65,7 @@ def conversions() -> dict[str, Tensor]:
 
 @case(0.0)
 def integers() -> dict[str, Tensor]:
-    """Compute int64 arithmetic with values beyond 32 bits, and use int64 indices."""
+    """Do int64 arithmetic with values beyond 32 bits, and use int64 indices."""
     x = torch.tensor([2**40 + 3, -(2**50), 7, 2**62])
     index = torch.tensor([3, 0, 2], dtype=torch.int64)
     return {
@@ -116,7 +116,7 @@ def _with_gradients(module: nn.Module, *inputs: Tensor) -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def convolution() -> dict[str, Tensor]:
-    """Compute forward and backward passes with stride, padding, dilation and groups."""
+    """Compute forward and backward passes of convolutions with stride, padding, dilation and groups."""
     module = nn.Sequential(
         nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.ReLU(), nn.Conv2d(6, 5, 3, dilation=2, padding=2)
     )
@@ -188,7 +188,7 @@ def half_trained() -> dict[str, Any]:
 
 
 def trained_on(state: dict[str, Any]) -> Tensor:
-    """Return the parameters after five more steps."""
+    """Train the saved network for five more steps, and return its parameters."""
     module, optimiser = _training()
     module.load_state_dict(state["network"])
     optimiser.load_state_dict(state["optimiser"])
@@ -204,7 +204,7 @@ def training() -> dict[str, Tensor]:
 
 @case(1e-9)
 def linear_algebra() -> dict[str, Tensor]:
-    """Solve problems that have a unique result with LAPACK in float64."""
+    """Use LAPACK to solve problems that have a unique solution, in float64."""
     a = drawn(12, 12, dtype=torch.float64)
     spd = a @ a.T + 12 * torch.eye(12, dtype=torch.float64)
     u, s, v = torch.linalg.svd(a)
@@ -253,7 +253,7 @@ def complex_algebra() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def fourier() -> dict[str, Tensor]:
-    """Compute transforms with even, odd and prime lengths."""
+    """Compute Fourier transforms of even, odd and prime lengths."""
     return {
         **{f"fft {n}": torch.view_as_real(torch.fft.fft(drawn(n))) for n in (64, 45, 37)},
         "rfft2": torch.view_as_real(torch.fft.rfft2(drawn(12, 15))),
@@ -298,7 +298,10 @@ def threads() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def drawn_by_torch() -> dict[str, Tensor]:
-    """Draw numbers with torch's generator from a seed. Normal numbers use vector code only for larger tensors."""
+    """Draw numbers with torch's seeded generator.
+
+    It uses vector code for normal distributions only in larger tensors.
+    """
     torch.manual_seed(11)
     return {
         "uniform": torch.rand(50),
@@ -317,7 +320,7 @@ def drawn_by_torch() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def seeded() -> dict[str, Tensor]:
-    """Return the parameters of a network that torch initialised from a seed, the loss and the gradients."""
+    """Return the initial parameters of a network that torch initialised from a seed, its loss and its gradients."""
     torch.manual_seed(5)
     module = nn.Sequential(nn.Conv1d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24, 3))
     loss = nn.functional.cross_entropy(module(torch.randn(6, 2, 8)), torch.randint(0, 3, (6,)))
@@ -328,7 +331,7 @@ def seeded() -> dict[str, Tensor]:
 
 @case(FLOAT32)
 def inference() -> dict[str, Tensor]:
-    """Run layers without gradients, which have separate kernels on ARM, in two memory formats."""
+    """Run layers without gradients in two memory formats. On ARM, torch has separate kernels for this case."""
     image = drawn(2, 8, 14, 15)
     layers = {
         "conv": filled(nn.Conv2d(8, 12, 3, stride=2, padding=1)),

@@ -26,7 +26,7 @@ def boxes(count: int) -> torch.Tensor:
 
 
 def overlap(box: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Compute the intersection over union between a box and each of the others."""
+    """Compute the intersection over union between a box and each of the other boxes."""
     low, high = torch.maximum(box[:2], others[:, :2]), torch.minimum(box[2:], others[:, 2:])
     common = (high - low).clamp(min=0).prod(1)
     return common / ((box[2:] - box[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(1) - common)
@@ -90,7 +90,7 @@ def test_jpeg_of_pillow_is_decoded() -> None:
     data = written("JPEG")
     seen = torchvision.io.decode_jpeg(data)
     pillow = torch.from_numpy(numpy.array(Image.open(io.BytesIO(data.numpy().tobytes())))).permute(2, 0, 1)
-    assert (seen.int() - pillow.int()).abs().max() <= 2, "both use libjpeg-turbo"
+    assert (seen.int() - pillow.int()).abs().max() <= 2, "torchvision and Pillow both use libjpeg-turbo"
     assert (seen.int() - picture().int()).abs().float().mean() < 2
 
 

@@ -489,7 +489,7 @@ def test_matrices_larger_than_the_buffer_are_split(shape: tuple[int, int], monke
 
 
 def test_total_buffer_size_is_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each operation needs a different large buffer, so the buffers of earlier calls are released to make room."""
+    """Each operation needs a large buffer of its own, so the buffers of earlier operations must be released first."""
     monkeypatch.setenv("QPU_OPS_BUFFER_KIB", "4")
     vector, wide, high, factor = whole(336), whole(2, 256), whole(40, 3), whole(3, 17)
     for _ in range(2):
@@ -673,8 +673,8 @@ def test_other_threads_run_while_a_kernel_runs() -> None:
         matrix_cpp.gpu(a, b)
         span.append(time.perf_counter())
 
-    # A waiting thread requests the GIL every 5 ms. Time stamps in the middle half of the call show that it released
-    # the GIL.
+    # A waiting thread requests the GIL every 5 ms. Time stamps in the middle half of the call show that the call
+    # released the GIL.
     thread = threading.Thread(target=work)
     stamps = []
     thread.start()

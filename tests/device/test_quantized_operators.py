@@ -102,7 +102,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.quint8, seed: int = 0) -> Tens
 
 
 def steps_apart(found: Tensor, wanted: Tensor) -> float:
-    """Return the greatest difference in quantization steps; values outside the range of found are limited to it."""
+    """Return the greatest difference in quantization steps, after clamping ``wanted`` to the range of ``found``."""
     assert found.shape == wanted.shape
     limits = torch.iinfo(found.int_repr().dtype)
     scale, zero = found.q_scale(), found.q_zero_point()

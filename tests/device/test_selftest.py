@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    "PITORCH_BOARD" not in os.environ, reason="tests the board on which it runs: ./inv test-on-pi"
+    "PITORCH_BOARD" not in os.environ, reason="tests the board itself, on which ./inv test-on-pi runs it"
 )
 
 LIMIT_S = 1200

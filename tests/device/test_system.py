@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    "PITORCH_BOARD" not in os.environ, reason="tests the board on which it runs: ./inv test-on-pi"
+    "PITORCH_BOARD" not in os.environ, reason="tests the board itself, on which ./inv test-on-pi runs it"
 )
 
 FIRST_SUPPORTED_S = 1_735_689_600
@@ -29,7 +29,10 @@ FIRST_SUPPORTED_S = 1_735_689_600
 
 
 def mounts() -> dict[str, tuple[str, str, str]]:
-    """Read each mount's source, type and options, keyed by mount point. The last mount on a mount point counts."""
+    """Read each mount's source, type and options, keyed by mount point.
+
+    If several mounts have the same mount point, return the last one.
+    """
     rows = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
     return {row[1]: (row[0], row[2], row[3]) for row in rows}
 
@@ -80,7 +83,7 @@ def test_numpy_multiplies_with_openblas() -> None:
     assert numpy.abs(by_blas - exact).max() < 64 * numpy.finfo(numpy.float32).eps * 16
     mapped = Path("/proc/self/maps").read_text()
     assert re.search(r"libopenblas\S*\.so|openblas-pthread/lib(?:blas|cblas)\S*", mapped), (
-        "the reference BLAS is loaded"
+        "numpy has not loaded OpenBLAS"
     )
 
 
@@ -181,7 +184,7 @@ def test_scripts_run_in_forks_of_a_preloaded_process(
 ) -> None:
     """The test uses a standard-library module instead of torch, because other tests import torch."""
     if importlib.util.find_spec("pitorch") is None:
-        pytest.skip("pitorch's Python modules, which come with this project's libqpu, are not in the image")
+        pytest.skip("pitorch's Python modules, which are part of this project's libqpu, are not in the image")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
     code = "import os, sys; print(os.getppid(), 'sqlite3' in sys.modules)"
     command = [sys.executable, "-m", "pitorch.preloaded", "--import=sqlite3"]
@@ -189,7 +192,7 @@ def test_scripts_run_in_forks_of_a_preloaded_process(
         runs = [subprocess.run([*command, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
     finally:
         ended = subprocess.run([*command[:3], "--stop"], capture_output=True, text=True, check=True).stdout
-    assert runs[0].stdout == runs[1].stdout, "both are forks of one process"
+    assert runs[0].stdout == runs[1].stdout, "both scripts must run in forks of the same process"
     assert runs[0].stdout.endswith(" True\n")
     assert "loading sqlite3" in runs[0].stderr
     assert runs[1].stderr == ""

@@ -150,7 +150,7 @@ def _counted(x: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def test_scripted_loop_runs_without_warnings(capfd: pytest.CaptureFixture[str]) -> None:
-    """On 32-bit systems, each jump back to the start of a loop caused a warning about an overflow (patch 0006)."""
+    """Without patch 0006, each jump back to the start of a loop causes an overflow warning on 32-bit systems."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated in later releases
@@ -166,7 +166,7 @@ def _chosen(x: torch.Tensor, a: int, b: int, c: int) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated in later releases
 def test_script_with_long_condition_is_saved_and_loaded() -> None:
-    """On 32-bit systems, an offset of -1 became 2^32 - 1, so saving failed: index out of range (patch 0010)."""
+    """Without patch 0010, an offset of -1 becomes 2^32 - 1 on 32-bit systems, so saving fails: index out of range."""
     memory = io.BytesIO()
     torch.jit.save(torch.jit.script(_chosen), memory)
     memory.seek(0)
@@ -195,7 +195,10 @@ SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without the recip
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 33])
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool) -> None:
-    """BLAS returns complex results in registers or in memory, depending on the ABI; the wrong assumption gave zeros."""
+    """BLAS returns complex results in registers or in memory, depending on the ABI.
+
+    If torch assumes the wrong one, they are zero.
+    """
     drawn = numpy.random.Generator(numpy.random.PCG64(7)).standard_normal((4, 2 * size))
     a, b = (drawn[0] + 1j * drawn[1]).astype(dtype), (drawn[2] + 1j * drawn[3]).astype(dtype)
     a, b = (a[::2], b[1::2]) if strided else (a[:size], b[:size])
@@ -260,7 +263,10 @@ LETS_THROUGH = pytest.mark.skipif(
 @LETS_THROUGH
 @pytest.mark.parametrize("room", [0, 100, 5000])
 def test_file_errors_propagate_from_save(room: int) -> None:
-    """The errors pass from Python through C++ and C. On ARM, exceptions pass only through code that supports this."""
+    """The errors pass from Python through C++ and C.
+
+    On ARM, exceptions pass only through code that was compiled to support this.
+    """
     with pytest.raises((OSError, RuntimeError)) as caught:
         torch.save(torch.ones(10_000), FullDisk(room))
     assert any("No space left on device" in str(fault) for fault in (caught.value, caught.value.__context__))
@@ -320,20 +326,20 @@ PLACED = ["float32", "float64", "int16", "int64", "complex64", *(["complex128"] 
 @pytest.mark.parametrize("dtype", PLACED)
 @pytest.mark.parametrize("how", ["from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack"])
 def test_misaligned_arrays_are_rejected(how: str, dtype: str) -> None:
-    """On 32-bit ARM, sharing them would cause SIGBUS (patch 0009). Other machines share them."""
+    """On 32-bit ARM, sharing a misaligned array would cause SIGBUS (patch 0009). On other machines, torch shares it."""
     array = lies_at(numpy.arange(1, 6, dtype=dtype), 1)
     if ARM:
         with pytest.raises((ValueError, RuntimeError, BufferError), match="align"):
             _shared_by(how, array)
     else:
         assert _shared_by(how, array).tolist() == array.tolist()
-    assert torch.tensor(array).tolist() == array.tolist(), "numpy copies it first"
+    assert torch.tensor(array).tolist() == array.tolist(), "torch.tensor must copy a misaligned array"
     assert torch.asarray(array, copy=True).tolist() == array.tolist()
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 def test_torch_jit_fork_is_traced() -> None:
-    """In the unity build, another source file defined a function with the same name (patch 0012)."""
+    """Without patch 0012, another source file of the unity build defines a function with the same name."""
     double = torch.jit.trace(lambda x: x * 2, torch.ones(3))
 
     def forked(x: torch.Tensor) -> torch.Tensor:
@@ -423,5 +429,5 @@ def test_build_options_match_the_recipe() -> None:
     assert torch.backends.openmp.is_available()
     assert torch._C.has_lapack
     assert torch.compiled_with_cxx11_abi(), (
-        "otherwise extensions built with the distribution's compiler are incompatible"
+        "with the old ABI, extensions built with the distribution's compiler would be incompatible"
     )

@@ -53,7 +53,7 @@ def test_products_of_submatrices_are_correct() -> None:
 
 
 def test_product_of_several_blocks_is_correct() -> None:
-    """One block of packed weights holds 2 MiB."""
+    """The product needs several blocks of packed weights, each of which holds 2 MiB."""
     a, b = drawn(9, 1000), drawn(1000, 1300, seed=1)
     assert right(a @ b, torch.matmul, a, b)
     assert right(a @ b.T.contiguous().T, torch.matmul, a, b)
@@ -236,7 +236,7 @@ def resident() -> int:
 
 @only_our_torch
 def test_cache_limits_the_buffers_of_convolutions() -> None:
-    """XNNPACK keeps a pointer for each output pixel and kernel element: for these convolutions, at least 671 MB."""
+    """XNNPACK stores a pointer for each output pixel and kernel element: at least 671 MB for these convolutions."""
     image = drawn(1, 1, 512, 1024).to(memory_format=torch.channels_last)
     before = resident()
     with torch.no_grad():
@@ -299,7 +299,7 @@ products = [a @ a, torch.full((100, 100), 1e-21) @ torch.full((100, 100), 1e-21)
 
 
 @only_our_torch
-@pytest.mark.skipif(sys.maxsize > 2**32, reason="in 64-bit mode, BLAS computes products")
+@pytest.mark.skipif(sys.maxsize > 2**32, reason="on 64-bit systems, BLAS computes products, not XNNPACK")
 @pytest.mark.new_interpreter
 def test_environment_variable_disables_xnnpack(tmp_path: Path) -> None:
     """Results agree except for denormals, which NEON treats as 0. This difference shows which kernel ran."""

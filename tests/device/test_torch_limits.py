@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-pytestmark = pytest.mark.skipif(sys.maxsize > 2**32, reason="this machine addresses more than 32 bits")
+pytestmark = pytest.mark.skipif(sys.maxsize > 2**32, reason="this machine has 64-bit addresses")
 
 WRAPS = 2**32 + 16
 BYTES = torch.uint8
@@ -122,7 +122,7 @@ def test_views_may_have_more_than_2_to_the_32_elements() -> None:
 
 
 def test_old_file_format_has_64_bit_storage_lengths() -> None:
-    """The file contains a magic number, protocol, sys_info, pickle, keys, and a storage (its length, then elements)."""
+    """A file contains a magic number, protocol, sys_info, pickle, keys, and a storage (its length and its elements)."""
     stream = io.BytesIO()
     torch.save(torch.arange(4, dtype=torch.float32), stream, _use_new_zipfile_serialization=False)
     content = stream.getvalue()

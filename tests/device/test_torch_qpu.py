@@ -140,7 +140,7 @@ def test_memory_is_counted_cached_and_released() -> None:
     del tensor
     assert torch.qpu.memory_allocated() == before
     assert torch.qpu.max_memory_allocated() >= before + 4000
-    assert torch.empty(1000, device="qpu").data_ptr() == address, "a free block is reused"
+    assert torch.empty(1000, device="qpu").data_ptr() == address, "a free block must be reused"
     torch.qpu.empty_cache()
 
 
@@ -340,9 +340,9 @@ def test_operators_that_preserve_nan() -> None:
         there = a.to("qpu")
         torch_qpu.reset_counters()
         found = function(there)
-        assert torch_qpu.launches(), "on the QPUs"
+        assert torch_qpu.launches(), "the function must run on the QPUs"
         torch.testing.assert_close(found.cpu(), function(a), rtol=1e-4, atol=1e-5, equal_nan=True)
-    assert torch.isinf(a.to("qpu") + 1)[:2].all(), "sums and products turn NaN into Inf"
+    assert torch.isinf(a.to("qpu") + 1)[:2].all(), "on the QPUs, sums and products turn NaN into Inf"
 
 
 def test_anomaly_mode_checks_operands() -> None:

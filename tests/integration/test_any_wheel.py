@@ -57,7 +57,7 @@ PyMODINIT_FUNC PyInit__trying(void) { return PyModule_Create(&module); }
 
 
 def project(folder: Path, **files: str) -> Path:
-    """Create a project with a C extension. ``files`` replaces or adds files; ``_`` in their names becomes a dot."""
+    """Create a project with a C extension. ``files`` replaces or adds files; the last ``_`` in a name becomes a dot."""
     folder.mkdir(parents=True)
     contents = {"setup_py": SETUP, "trying_c": MODULE, "trying_py": "from _trying import bits\n", **files}
     for name, text in contents.items():
@@ -184,7 +184,9 @@ def test_pip_settings_follow_pips_precedence() -> None:
         "global.quiet='1'\n:env:.find_links='/x /y'\nnonsense\nglobal.broken='\n"
     )
     found = pip_settings.parse(listed)
-    assert found["index-url"] == "https://wheel.invalid", "the command's section overrides global"
+    assert found["index-url"] == "https://wheel.invalid", (
+        "in pip's configuration, a command's section overrides [global]"
+    )
     assert found["extra-index-url"] == "https://b.invalid https://c.invalid"
     assert found["cert"] == "/c.pem"
     assert found["find-links"] == "/x /y"
@@ -211,7 +213,7 @@ def test_local_paths_are_mounted_at_the_same_path(tmp_path: Path) -> None:
         "PIP_CERT": settings["cert"],
         "REQUESTS_CA_BUNDLE": f"{tmp_path}/ca.pem",
     }
-    # The files of a local index are next to its folder simple, so the parent is mounted.
+    # A local index keeps its files next to its folder ``simple``, so the parent folder is mounted.
     assert set(found.paths) == {f"{tmp_path}/index", f"{tmp_path}/wheels", f"{tmp_path}/ca.pem"}
     assert all(bind.endswith(":ro") for bind in found.binds())
 
@@ -475,7 +477,7 @@ def test_packages_of_missing_files_are_suggested(tmp_path: Path) -> None:
         "libxslt.so is missing. Add --package=libxslt1-dev to install it.",
         "some-thing.pc is missing. Add --package=other-dev or --package=some-dev to install it.",
     ]
-    # The server has been shut down, so the downloaded indices are used again.
+    # The server has been shut down, so this call must reuse the downloaded indices.
     output = output.replace("jpeglib.h", "nosuch.h")
     fault = faults.explain(CommandFailed("x", tail=output), wanted, output, config, [source])
     assert "nosuch.h is missing, and no package of the distribution contains it." in str(fault)
@@ -532,7 +534,7 @@ def test_replaced_wheel_is_moved_with_a_warning(tmp_path: Path) -> None:
     assert moved.read_bytes() == before
     assert len(warnings) == 1
     assert str(moved) in warnings[0]
-    assert place(new, house) == (placed, []), "no warning for the same contents"
+    assert place(new, house) == (placed, []), "replacing a wheel by identical contents must not print a warning"
     assert sorted(path.name for path in house.iterdir()) == sorted([old.name, REPLACED])
 
 
@@ -736,8 +738,8 @@ def test_packages_come_from_the_images_package_lists(
     assert "Unable to locate package" in caught.value.found
 
 
-# The import takes most of the time, so pip's two calls for metadata do without it. The other build does not import
-# torch; test_torch_wheel.py imports torch in a build without isolation.
+# Importing torch takes most of the time, so pip's two calls for metadata skip the import. The other build does not
+# import torch; test_torch_wheel.py imports torch in a build without isolation.
 NEEDS_TORCH = """\
 import sys
 from pathlib import Path
@@ -764,7 +766,7 @@ setup(name="needs-torch", version=f"{os.environ['MINE']}+{metadata.version('torc
 def test_build_that_requires_torch_gets_the_images_torch(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
-    """Two builds, with and without build isolation; the second reads an environment variable that the caller set."""
+    """Build with and without build isolation. The second build reads an environment variable that the caller set."""
     assert built.manifests
     isolated = '[build-system]\nrequires = ["setuptools", "torch"]\n'
     project(tmp_path / "first", setup_py=NEEDS_TORCH, pyproject_toml=isolated)

@@ -97,7 +97,7 @@ def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
 
 
 def test_pocket_is_used_under_its_other_name(archive: Archive, tmp_path: Path) -> None:
-    """This happens during a mirror update: one name has a new index with old files, and the other has the old state."""
+    """During a mirror update, one name of a pocket may have a new index with old files, and the other the old state."""
     archive.publish("solid", codename="stone")
     archive.make_stale("stone")
     try:
@@ -108,7 +108,7 @@ def test_pocket_is_used_under_its_other_name(archive: Archive, tmp_path: Path) -
                 apt.verify(wanted, tmp_path / "strict", strict=True)
     finally:
         archive.publish("stone")
-    assert found.sources == wanted, "apt in the image uses the name of the release"
+    assert found.sources == wanted, "apt in the image must use the name of the release"
     assert found.names == {"stone": "solid"}
     (warning,) = found.warnings
     assert "under the name solid" in warning
@@ -250,7 +250,7 @@ def test_proxy_from_any_variable_is_used(
             found = apt.verify(sources(archive, "http://mirror.invalid"), tmp_path, strict=True)
     assert len(found.sources) == 3
     assert "http://mirror.invalid/dists/stone/InRelease" in proxy.asked
-    assert len(proxy.asked) >= 6, "the index and the list of each pocket"
+    assert len(proxy.asked) >= 6, "two requests per pocket, for its index and its list"
 
 
 def test_hosts_in_no_proxy_are_contacted_directly(
@@ -269,7 +269,7 @@ def test_hosts_in_no_proxy_are_contacted_directly(
 def test_socks_proxy_is_passed_in_apts_format(
     archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The port is closed. apt must report this rather than an unknown type of proxy."""
+    """The proxy's port is closed. apt must report this, and not an unknown type of proxy."""
     without_proxies(monkeypatch)
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:1")
     with pytest.raises(MirrorPocketUnusable) as caught:
@@ -289,7 +289,7 @@ def test_key_is_fetched_through_the_proxy(archive: Archive, tmp_path: Path, monk
     assert proxy.asked == ["http://mirror.invalid/archive.asc"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
+@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="requires that PySocks is not installed")
 def test_key_error_behind_socks_proxy_names_missing_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_proxies(monkeypatch)
     monkeypatch.setenv("all_proxy", "socks5h://127.0.0.1:1")
@@ -327,7 +327,7 @@ def test_mirror_of_this_pc_is_the_default() -> None:
 def test_first_mirror_of_a_list_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, text: str | None, found: str | None
 ) -> None:
-    """Debian's cloud images have a mirror list; the images built here do not."""
+    """Debian's cloud images have a mirror list, whereas images that pitorch builds do not."""
     (tmp_path / "archive").mkdir()
     (tmp_path / "lists" / "partial").mkdir(parents=True)
     listed = tmp_path / "mirrors" / "debian.list"
@@ -338,7 +338,7 @@ def test_first_mirror_of_a_list_is_used(
         f'Dir::State::lists "{tmp_path}/lists";\nAPT::Sandbox::User "root";\n'
     )
     monkeypatch.setenv("APT_CONFIG", str(config))
-    monkeypatch.setattr(apt, "host_mirrors", apt.host_mirrors.__wrapped__)  # it is called again in this process
+    monkeypatch.setattr(apt, "host_mirrors", apt.host_mirrors.__wrapped__)  # without an earlier call's cached result
     with (
         contextlib.closing(Archive(tmp_path / "archive", label="Debian")) as made,
         served(made.folder) as uri,
@@ -366,7 +366,7 @@ def test_configured_mirror_takes_precedence() -> None:
 
 
 def test_trailing_slash_of_a_mirror_is_ignored() -> None:
-    """Because of a trailing slash, the security pocket was once looked for in the main archive, and left out."""
+    """With a trailing slash, the security pocket was once searched for in the main archive, and left out."""
 
     def places(**image: str) -> list[str]:
         return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]
@@ -403,7 +403,7 @@ def test_packages_are_downloaded_once(archive: Archive, tmp_path: Path) -> None:
     assert [path.name for path in archives.glob("*.deb")] == ["hello_1.0_armhf.deb"]
     assert tree_fingerprint(lists) == before
     assert [path.name for path in archives.parent.iterdir()] == ["rootfs"]
-    # The archive no longer exists and is not used.
+    # The archive is no longer served, so apt must use the downloaded package.
     apt.download(found.sources, lists, ("armhf",), ["hello"], archives, tmp_path / "log")
 
 
@@ -464,7 +464,7 @@ def test_unavailable_packages_are_reported(archive: Archive, tmp_path: Path, mon
             source_date_epoch=0,
         )
         rootfs.download(spec, log)
-        assert "apt-get --yes" in log.read_text(), "the log is also written on success"
+        assert "apt-get --yes" in log.read_text(), "the log must also be written on success"
         assert "hello" in log.read_text().partition("\n")[2]
         with pytest.raises(CommandFailed, match="the mirror does not have a package of the small root") as caught:
             rootfs.download(dataclasses.replace(spec, packages=("hello", "goodbye")), log)
@@ -475,7 +475,7 @@ def test_unavailable_packages_are_reported(archive: Archive, tmp_path: Path, mon
         assert "Version '2.0' for 'hello' was not found" in caught.value.found
         assert str(log) in caught.value.found
         assert "Version '2.0'" in log.read_text()
-        assert "goodbye" not in log.read_text(), "the log contains one run"
+        assert "goodbye" not in log.read_text(), "the log must contain a single run"
         with monkeypatch.context() as changed:
             changed.setattr(apt, "_UPDATE_LIMIT_S", 0.0001)
             with pytest.raises(CommandTimedOut):
@@ -521,13 +521,13 @@ def test_listing_sources_does_not_fetch_a_key(
 
 
 def test_a_missing_debian_mirror_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Ubuntu, for example, apt does not use a Debian mirror."""
+    """On Ubuntu, for example, apt's sources do not contain a Debian mirror."""
     monkeypatch.setattr(apt, "host_mirrors", dict)
     with pytest.raises(ConfigError, match="INVOKE_IMAGE_MIRROR="):
         apt.sources_for(load_config({}), Path("/nonexistent"))
     with pytest.raises(ConfigError, match="/etc/apt/sources") as caught:
         apt.sources_for(load_config({"image": {"flavour": "raspbian"}}), Path("/nonexistent"))
-    assert "INVOKE_IMAGE_MIRROR" not in str(caught.value), "that setting is for Raspbian's mirror"
+    assert "INVOKE_IMAGE_MIRROR" not in str(caught.value), "for Raspbian images, this variable sets Raspbian's mirror"
 
 
 def test_raspbian_is_defined_by_data_for_armhf() -> None:

@@ -63,7 +63,10 @@ def contents(client: docker.DockerClient, image: str, folder: Path) -> dict[str,
 def test_layer_extends_those_in_the_engine(
     engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """A partial and a whole archive produce the same image, identified by the SHA-256 of its configuration."""
+    """An archive without the engine's layers gives the same image as a whole one.
+
+    Its ID is its configuration's SHA-256.
+    """
     lower, upper = layer(tmp_path, "lower", a="first", b="first"), layer(tmp_path, "upper", b="second", c="second")
     archive.load(engine, [lower], "pitorch-test-archive/lower:1", NATIVE, epoch=EPOCH)
     monkeypatch.setattr(archive, "takes_whole_images", lambda _: whole)
@@ -81,7 +84,7 @@ def test_layer_extends_those_in_the_engine(
 
 def test_layers_missing_in_the_engine_are_reported(engine: docker.DockerClient, tmp_path: Path) -> None:
     if archive.takes_whole_images(engine):
-        pytest.skip("this engine is sent every layer")
+        pytest.skip("this engine accepts only archives with all layers")
     lower, upper = layer(tmp_path, "lower", a="first"), layer(tmp_path, "upper", b="second")
     with pytest.raises(CommandFailed, match=r"pitorch-test-archive/both:1") as caught:
         archive.load(engine, [lower, upper], "pitorch-test-archive/both:1", NATIVE, epoch=EPOCH)
@@ -106,7 +109,7 @@ def test_containerds_image_store_is_recognised(errors: list[list[str]] | None, w
     assert archive.takes_whole_images(Client()) is whole  # type: ignore[arg-type]
 
 
-# ------------------------------------------------------------------------------------------ by a Dockerfile
+# ------------------------------------------------------------------------------------------ from a Dockerfile
 
 
 def labelled(client: docker.DockerClient, folder: Path) -> set[str]:

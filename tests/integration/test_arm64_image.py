@@ -105,7 +105,10 @@ mkdir /tmp/i; unmkinitramfs /boot/initrd.img-* /tmp/i; find /tmp/i -type f
 
 
 def test_boards_can_boot_the_kernel_over_ethernet(for_64_bit: Config) -> None:
-    """The firmware boots an uncompressed Image, not an EFI program that extracts one. A Pi 4 needs genet."""
+    """The firmware boots an uncompressed Image, not an EFI program that extracts one.
+
+    A Pi 4 also needs the network driver genet.
+    """
     with contextlib.closing(connect()) as client:
         done = run_in(
             client,
@@ -144,7 +147,7 @@ def test_torch_and_the_extension_compute(for_64_bit: Config) -> None:
 
 @pytest.fixture(scope="module")
 def workbench_64(for_64_bit: Config) -> Mapping[str, Manifest]:
-    """Build the image for shells; return all manifests by step."""
+    """Build the development image; return all manifests by step."""
     return made_workbench(for_64_bit)
 
 
@@ -168,7 +171,7 @@ def exported(for_64_bit: Config) -> Config:
 
 
 def test_the_exported_root_is_entered_as_arm64_only(exported: Config) -> None:
-    """This PC's kernel runs the root's programs, although it has another architecture, as a board's kernel may have."""
+    """This PC's kernel and the root's programs are for different architectures, as can be the case on a board."""
     helper = (HELPER, "--local", Layout.of(exported).tree)
     assert process.output_of([*helper, "-a", "arm64", "uname", "-m"], limit_s=300) == "aarch64"
     refused = process.run([*helper, "uname", "-m"], limit_s=300, check=False)

@@ -233,7 +233,7 @@ def test_damaged_file_in_the_registry_is_refused(plain: Registry, tmp_path: Path
         artefacts.pull(there, "thing", KEY)
     assert artefacts.get(there, "thing", KEY) is None
     left = [path for path in there.build_root.rglob("*") if path.is_file() and path.name != "lock"]
-    assert left == [], "no incomplete file is left"
+    assert left == [], "no incomplete file must be left"
 
 
 def test_file_missing_in_the_registry_is_pushed_again(plain: Registry, tmp_path: Path) -> None:
@@ -281,7 +281,9 @@ def test_recipe_key_pulls_the_latest_push(plain: Registry, tmp_path: Path) -> No
     second = artefacts.pull(there, "thing", recipe)
     assert (second.entry.key, second.digest, second.moved) == (OTHER_KEY, new.digest, 3)
     assert artefacts.pull(there, "thing", recipe).note == "already here"
-    assert artefacts.pull(there, "thing", KEY).digest == old.digest, "the older one is still available by its key"
+    assert artefacts.pull(there, "thing", KEY).digest == old.digest, (
+        "the older artefact must still be available by its key"
+    )
     tags = ask(plain, "/v2/recipe/artefacts/tags/list").json()["tags"]
     assert sorted(tags) == sorted([f"thing-{key[:40]}" for key in (KEY, OTHER_KEY, recipe)])
 
@@ -304,7 +306,9 @@ def test_artefact_without_provenance_is_refused(plain: Registry, tmp_path: Path,
         artefacts.pull(there, "thing", KEY)
     assert wheel.name in caught.value.found
     assert artefacts.get(there, "thing", KEY) is None
-    assert artefacts.pull(there, "thing", KEY, stated=False).moved == len(given), "for a recipe without provenance"
+    assert artefacts.pull(there, "thing", KEY, stated=False).moved == len(given), (
+        "an artefact without provenance must be accepted if its recipe has none"
+    )
 
 
 def test_provenance_is_optional_for_some_recipes(plain: Registry, tmp_path: Path) -> None:
@@ -503,7 +507,7 @@ def test_full_registry_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert TAG not in ask(running, "/v2/pitorch/artefacts/tags/list").text
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True, timeout=30)
         (pushed,) = artefacts.push(config)
-        assert pushed.moved in (1, 2), "the small file may have arrived before"
+        assert pushed.moved in (1, 2), "the small file may have been pushed before the disk was full"
 
 
 def test_full_disk_during_a_download_is_reported(plain: Registry, tmp_path: Path) -> None:
@@ -538,7 +542,9 @@ def test_pull_selects_artefacts_of_this_checkout(plain: Registry, tmp_path: Path
     other, offered = share.optional(here)[0]
     artefacts.put(here, other, "f" * 64, products(tmp_path), recipe=offered)
     share.push_artefacts(here)
-    assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], "optional artefacts too"
+    assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], (
+        "optional artefacts must be pulled too"
+    )
     assert artefacts.of_recipe(there, other, offered)
 
 
@@ -579,8 +585,8 @@ def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypa
         _, ffi = share.pull_artefacts(config)
         return ffi.entry.key
 
-    assert pulled(mine) == keys["like-mine"], "a build here would use it"
-    assert pulled(teammate(base, tmp_path / "none")) == keys["other"], "without a builder, the newest"
+    assert pulled(mine) == keys["like-mine"], "expected the artefact that a build on this machine would use"
+    assert pulled(teammate(base, tmp_path / "none")) == keys["other"], "without a builder, expected the newest artefact"
     assert printed == []
     strange = teammate(base, tmp_path / "strange")
     builder_here(strange, "tvm-ffi-builder", b"packages that nobody else has")

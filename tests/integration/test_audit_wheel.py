@@ -160,6 +160,6 @@ def test_known_wheels_of_torch(arm64_config: Config, tmp_path: Path, version: st
     done = audit_wheel.audit(arm64_config, f"torch=={version}", folder=tmp_path, cpu=cpu)
     assert done.verdict == verdict, done.as_json()
     assert done.static.count(CHECKED) > 1000
-    # Each part alone gives the same verdict.
+    # The static check and the probe must each give the same verdict.
     assert (done.static.count(UNCHECKED) > 0) == (verdict == FAIL)
     assert done.probed.verdict == verdict

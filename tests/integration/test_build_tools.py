@@ -29,7 +29,8 @@ name = "pitorch-small"
 version = "1.0"
 """
 
-# The machine and Python properties that Meson detects are compiled in, so the wheel differs if they differ.
+# The properties of machine and Python that Meson detects are compiled into the wheel, so different ones change its
+# bytes.
 MESON = """\
 project('pitorch-small', 'c', 'cython', version: '1.0')
 py = import('python').find_installation(pure: false)
@@ -45,7 +46,7 @@ words = custom_target('words', input: 'words.py', output: 'words.h', command: [p
 py.extension_module('_small', '_small.pyx', made, words, include_directories: include_directories(numpy), install: true)
 """
 
-# One of the project's scripts queries the target's Python.
+# A script of the project that queries the target's Python.
 WORDS = """\
 import platform, struct, sys, sysconfig
 printed = f"{8 * struct.calcsize('P')} {sysconfig.get_platform()} {platform.machine()} {sys.executable}"
@@ -111,7 +112,7 @@ def stand_ins(config: Config) -> native.Mounts:
 def test_native_tools_build_a_wheel_by_cython_and_meson(
     built: main_job.Built, client: docker.DockerClient, product_config: Config, tmp_path: Path, tools: list[str]
 ) -> None:
-    """Only weekly, emulated tools build a wheel with the same bytes, which takes a minute.
+    """Once a week, emulated tools also build the wheel, which must have the same bytes; this takes a minute.
 
     In every run, the wheel built by native tools contains the properties of the target that Meson has detected, and
     the next test compares the output of native and emulated tools.
@@ -167,7 +168,7 @@ wc -l <small.c
 def test_native_cython_generates_the_same_code(
     built: main_job.Built, client: docker.DockerClient, product_config: Config, tmp_path: Path
 ) -> None:
-    """The second translation uses the source of the installed Cython, because it differs from that of the wheel."""
+    """The second translation runs the installed Cython, because the test has changed the source of that Cython."""
     assert built.manifests
     main_job.ready_workbench(product_config)
     settings, mounts = pip_settings.of_this_pc(), stand_ins(product_config)
@@ -217,4 +218,4 @@ def test_native_tools_report_the_same_as_emulated_ones(
         )
         printed.append(seen.output)
     assert printed[0].splitlines() == printed[1].splitlines()
-    assert "-manylinux_2_31_armv7l" in printed[0], "pip sees that this is a Python for armhf"
+    assert "-manylinux_2_31_armv7l" in printed[0], "pip must detect a Python for armhf"

@@ -87,7 +87,7 @@ def test_every_task_has_help_with_its_options() -> None:
 
 
 def test_the_option_architecture_overrides_the_variable(tmp_path: Path) -> None:
-    """The option also works on tasks that have no other option."""
+    """Tasks that have no other option accept this one too."""
     variables = {"INVOKE_IMAGE_ARCHITECTURE": "armhf", "INVOKE_BUILD_FOLDER": str(tmp_path)}
     for words in (["export-nfsroot"], ["build-image", "--plan"], ["build-tvm-ffi", "--plan"]):
         done = run_with((*words, "--architecture=armv7"), variables)
@@ -186,12 +186,16 @@ def test_the_file_overrides_environment_variables(tmp_path: Path) -> None:
     done = run(f"--config={path}", "build-image", "--plan", **variables)
     assert done.returncode == 11
     assert "2 errors" in done.stderr
-    assert "image.flavour: expected one of debian, raspbian, found 'ubuntu'" in done.stderr, "from the file"
-    assert "nfs.port: expected 1 to 65535, found '0'" in done.stderr, "from a variable that the file does not override"
+    assert "image.flavour: expected one of debian, raspbian, found 'ubuntu'" in done.stderr, (
+        "expected the value from the file"
+    )
+    assert "nfs.port: expected 1 to 65535, found '0'" in done.stderr, (
+        "expected the value of the variable, which the file does not override"
+    )
     path.write_text("qpu:\n  library: local\n")
     done = run(f"--config={path}", "build-image", "--plan", "--qpulib=nobodys", INVOKE_QPU_LIBRARY="upstream")
     assert "qpu.library: expected one of local, upstream, found 'nobodys'" in done.stderr, (
-        "a task's option takes precedence"
+        "a task's option must take precedence"
     )
 
 
@@ -278,7 +282,9 @@ def test_an_invalid_value_is_refused(words: tuple[str, ...], said: str) -> None:
     done = run(*words)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.returncode in (1, 11), "the exit code for an invalid command line, of Invoke or of this program"
+    assert done.returncode in (1, 11), (
+        "expected Invoke's exit code for an invalid command line (1), or this program's (11)"
+    )
 
 
 LONG = "n" * 256
@@ -326,7 +332,7 @@ def test_paths_on_the_command_line_are_checked(option: str) -> None:
     ],
 )
 def test_a_pipe_is_not_replaced(tmp_path: Path, words: tuple[str, ...], option: str) -> None:
-    """The same applies to devices, such as /dev/null."""
+    """Output must not replace pipes, or devices such as /dev/null."""
     os.mkfifo(tmp_path / "special")
     done = run(
         *words,
@@ -426,7 +432,7 @@ def test_a_file_size_limit_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """There is a folder in place of a file that the task reads."""
+    """A folder is in the place of a file that the task reads."""
     (tmp_path / "trixie-armhf" / "mirror.manifest.json").mkdir(parents=True)
     done = run("build-image", "--plan", INVOKE_BUILD_FOLDER=str(tmp_path))
     assert f"{tmp_path}/trixie-armhf/mirror.manifest.json: Is a directory" in done.stderr

@@ -62,7 +62,7 @@ def test_a_source_archive_is_fetched_and_verified_once(tmp_path: Path, scheme: s
     there.unlink()
     with pytest.raises(SourceUnavailable, match="cannot be fetched"):
         apt.fetch_file(mirror, "pool/a.orig.tar.gz", digest, place, log)
-    assert [path.name for path in place.parent.iterdir()] == [place.name], "no partial files"
+    assert [path.name for path in place.parent.iterdir()] == [place.name], "partial files were left"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_companions_require_torch_and_source(
     assert "NOT in the image" in warning
     assert message in warning
     assert "NOT in the image" in " ".join(capsys.readouterr().err.split())
-    assert bool(again) == is_tried_again, "a mirror may have the source later"
+    assert bool(again) == is_tried_again, "the step must run again only if a mirror may have the source later"
 
 
 def test_main_job_uses_the_prebuilt_companions(product_config: Config, built: main_job.Built) -> None:
@@ -251,7 +251,7 @@ def test_serve_wheels_offers_the_images_companions(tmp_path: Path) -> None:
     assert set(offer()) == {torch.name}
     wheel = make_wheel(tmp_path, {"torchvision/a.py": "x = 1\n"}, name="torchvision")
     artefacts.put(config, build.NAME, "f" * 64, [wheel], recipe="1" * 64)
-    assert set(offer()) == {torch.name}, "for another torch"
+    assert set(offer()) == {torch.name}, "a wheel for another torch must not be offered"
     (stored,) = artefacts.put(config, build.NAME, "e" * 64, [wheel], recipe=locate.key(config))
     assert offer() == {torch.name: torch, wheel.name: stored}
 

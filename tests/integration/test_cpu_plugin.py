@@ -126,7 +126,7 @@ def test_a_small_program_is_counted_exactly(parts: Parts) -> None:
         for kind in ("NEON", "SIMD load/store", "load/store", "multiply", "branch"):
             assert kinds[kind] == times, (kind, kinds)
         assert kinds["VFP"] == 2 * times
-        # The remaining instructions belong to the marks and load the counter.
+        # The remaining instructions are the overhead of the markers, and those that load the loop counter.
         assert 0 < kinds["integer"] - 2 * times <= 8
         assert found[number].instructions == kinds.total()
 
@@ -141,7 +141,7 @@ def test_a_64_bit_program_is_counted_exactly(parts: Parts) -> None:
     done = parts.run(f"/{parts.folder.name}/program64", out="counts64", emulator="qemu-aarch64")
     assert done.returncode == 0, done.output
     (region,) = counts.read(parts.folder / "counts64").values()
-    # The remaining instructions belong to the marks and load the counter.
+    # The remaining instructions are the overhead of the markers, and those that load the loop counter.
     assert 0 < region.instructions - 2 * 100 <= 8
 
 
@@ -151,7 +151,7 @@ def test_both_encodings_are_modelled(parts: Parts) -> None:
     for region in counts.read(parts.folder / "modelled").values():
         ((loop, _),) = region.hottest(1)
         (cycles,) = model.cycles_of(parts.tools, [loop])
-        assert 3 < cycles < 60, "the loop has a chain of floating-point operations"
+        assert 3 < cycles < 60, "the loop contains a chain of floating-point operations"
         found = model.modelled(parts.tools, region)
         assert found is not None
         assert found.share > 0.9

@@ -57,7 +57,7 @@ def config(product_config: Config) -> Config:
 def wheel(config: Config) -> cuda_job.Wheel:
     needs_the_machine()
     if os.uname().machine != "x86_64":
-        pytest.skip("nvcc is taken from PyPI for x86-64 only")
+        pytest.skip("nvcc is installed from PyPI only on x86-64")
     return cuda_job.build_wheel(config)
 
 
@@ -68,7 +68,7 @@ def test_the_wheel_has_the_configured_gpu_code(wheel: cuda_job.Wheel, config: Co
     assert "libtorch.so" in found.needs
     assert not [name for name in found.needs if name.startswith(("libcuda", "libpython", "libc10"))]
     assert found.text() == wheel.contents
-    # The versions in Debian 12, which newer systems also provide.
+    # Debian 12 provides these versions, and newer systems are compatible with them.
     assert Version(found.glibc) <= Version("2.36")
     assert Version(found.libstdcxx) <= Version("3.4.30")
     with zipfile.ZipFile(wheel.path) as archive:
@@ -136,7 +136,7 @@ def test_array_exp_compares_installed_libraries(config: Config, environment: Map
     assert "excluded from the times" in done.stdout
     for name in ("numpy", "torch", "cuda_ops"):
         digits = float(lines[name].split("µs")[1].split()[0])
-        assert digits > 6, "float32 holds about 7"
+        assert digits > 6, "float32 has about 7 decimal digits"
 
 
 @pytest.mark.parametrize("words", [["-l", "0"], ["-l", "many"], []])
@@ -182,10 +182,10 @@ def test_cuda_timing_refuses_invalid_names(
 
 @pytest.mark.parametrize("source", ["ops.cpp", "reference.cpp"])
 def test_clang_tidy_finds_nothing(config: Config, wheel: cuda_job.Wheel, source: str) -> None:
-    """This checks the host sources; nvcc compiles the kernels with all warnings as errors."""
+    """The test checks the host sources; for the kernels, nvcc treats all warnings as errors."""
     if shutil.which("clang-tidy") is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
-    assert wheel.path.is_file(), "the build creates the environment with torch's headers"
+    assert wheel.path.is_file(), "the build must create the environment with torch's headers"
     options = [
         "-std=c++17",
         "-DTORCH_TARGET_VERSION=0x020a000000000000",

@@ -26,7 +26,7 @@ from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, InUse, PlatformMismatch
 from toolchain.manifest import Artefact, Manifest
 
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="files of the board's owners need root")
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to create files with a board's owners")
 
 SITE = "usr/local/lib/python3.13/dist-packages"
 
@@ -64,7 +64,7 @@ def test_only_changed_files_are_replaced(tmp_path: Path) -> None:
     before = Manifest.read(layout.manifest)
     with (layout.tree / "opt/pitorch/lib/libqpu.so.1.0").open() as in_use:
         done = deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
-        assert in_use.read() == "library 1", "a running program keeps its library"
+        assert in_use.read() == "library 1", "a running program must keep its library"
     library = layout.tree / "opt/pitorch/lib/libqpu.so.1.0"
     assert library.read_text() == "library 2"
     assert (library.stat().st_mode & 0o7777, library.stat().st_mtime) == (0o644, 1735689600)

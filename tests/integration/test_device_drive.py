@@ -1,4 +1,4 @@
-"""Tests of device suite runs with this machine as the board. Everything else is the same as with a remote board."""
+"""Tests that run device suites with this machine as the board. Everything else is the same as with a remote board."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toolchain.errors import ChainBroken, CommandFailed
 
 @dataclass(frozen=True)
 class Run:
-    """The result of a run."""
+    """The results of running the suite."""
 
     status: int
     output: str
@@ -142,7 +142,7 @@ def test_the_suite_starts_if_the_board_reads_the_deployed_files(tmp_path: Path) 
 
 @pytest.mark.parametrize("content", ["older", None])
 def test_a_board_that_reads_other_files_is_an_error(tmp_path: Path, content: str | None) -> None:
-    """Without an NFS file system, such as on a card, the board does not get the deployed files later either."""
+    """If the root is not on NFS (but on a card, say), the board does not receive the deployed files later either."""
     write_suite(tmp_path / "suite", a="def test_first(): pass")
     (tmp_path / "deployed.sha256").write_text(f"{'0' * 64}  {tmp_path / 'new'}\n")
     if content:
@@ -153,11 +153,11 @@ def test_a_board_that_reads_other_files_is_an_error(tmp_path: Path, content: str
     assert run.record.error is not None
     assert run.record.error["kind"] == "ChainBroken"
     assert f"such as {tmp_path / 'new'}: FAILED" in run.record.error["found"]
-    assert " / " in run.record.error["found"], "the message shows the board's root"
+    assert " / " in run.record.error["found"], "the message must show the board's root"
 
 
 def test_error_outside_the_tests_fails_the_suite(tmp_path: Path) -> None:
-    """All tests have results, and the error is reported for the suite."""
+    """All tests keep their results, and the error is reported for the suite as a whole."""
     write_suite(tmp_path / "suite", a="def test_first(): pass\ndef test_second(): pass")
     (tmp_path / "suite" / "conftest.py").write_text("def pytest_sessionfinish(session): broken_plugin")
     run = drive(tmp_path)
@@ -216,7 +216,7 @@ def test_tree_is_entered_as_root_for_every_user(tmp_path: Path, user: str, privi
     assert others[:8] == ["-a", "armhf", "-o", "port=1", "127.0.0.1:/no where", "--", "sh", "-c"]
     assert "python3 onboard.py" in others[8]
     assert rest == f"rm -f {helper}; exit $s"
-    assert not Path(helper).exists(), "the helper is removed"
+    assert not Path(helper).exists(), "the helper must be removed"
     assert run.status == CommandFailed.exit_code
     assert run.record.error is not None
     assert run.record.error["summary"] == "the suite did not start on the board"

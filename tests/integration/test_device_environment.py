@@ -64,7 +64,7 @@ def test_virtual_board_has_server_machine_and_pinned_ssh(config: Config) -> None
 
 
 @pytest.mark.engine
-@pytest.mark.skipif(os.geteuid() != 0, reason="exports are made by root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: exports belong to root")
 def test_tree_is_entered_from_itself_without_a_bare_system(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = replace(config, image=replace(config.image, name="pitorch-nowhere"))
     made = environment(nowhere, chroot=True)
@@ -116,7 +116,7 @@ def test_board_and_virtual_machine_exclude_each_other(config: Config) -> None:
         suite.test_on_pi(config, host="pi", qemu=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become an ordinary user")
 @pytest.mark.parametrize(
     ("how", "fix"),
     [
@@ -126,7 +126,7 @@ def test_board_and_virtual_machine_exclude_each_other(config: Config) -> None:
     ],
 )
 def test_fix_for_an_ordinary_user_is_sudo(how: dict[str, Any], fix: str) -> None:
-    """Serving the tree requires root."""
+    """Serving the tree requires root, so the fix is a command with sudo."""
     with tempfile.TemporaryDirectory() as folder:
         config = exported_in(Path(folder))
         for path in (Path(folder), *Path(folder).rglob("*")):

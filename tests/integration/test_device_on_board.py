@@ -57,7 +57,7 @@ pytestmark = [pytest.mark.machine, pytest.mark.timeout(3600)]
 
 @pytest.fixture(scope="module")
 def board(exported_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    environment.ready(exported_config)  # TVM, which could not be fetched inside the private network
+    environment.ready(exported_config)  # installs TVM, which cannot be fetched from inside the private network
     with booted(bootable(exported_config), tmp_path_factory.mktemp("board")) as made:
         yield made
 
@@ -108,7 +108,7 @@ def test_files_written_by_the_guest_are_on_the_host(board: Board) -> None:
 
 
 def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
-    """serve-nfsroot accepts only ports below 1024. Here, QEMU's user-mode network changes the port on the way."""
+    """serve-nfsroot accepts only source ports below 1024. In this test, QEMU's user-mode network replaces the port."""
     connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
     ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
     ours = [local for local, remote in ports if remote == board.server.port]
@@ -117,7 +117,7 @@ def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
 
 
 def test_a_board_names_itself_to_the_nfs_server(board: Board) -> None:
-    """If two clients have the same NFS name, the server drops the state of one when the other one connects."""
+    """If two NFS clients have the same name, the server drops one client's state when the other one connects."""
     name = board.run("cat", "/sys/module/nfs/parameters/nfs4_unique_id").strip()
     assert name == board.run("sh", "-c", "cat /sys/class/net/e*/address").strip().replace(":", "")
 
@@ -208,7 +208,7 @@ def test_a_different_host_key_is_refused_at_once(board: Board, config: Config, t
     began = time.monotonic()
     with pytest.raises(AccessDenied) as caught:
         suite.test_on_pi(wrong, host=board.host, timing=False)
-    assert time.monotonic() - began < 120, "the connection to an untrusted board is not retried"
+    assert time.monotonic() - began < 120, "the connection to an untrusted board must not be retried"
     assert caught.value.exit_code == 30
     assert "exported again while the board was up" in caught.value.fix
     assert not (wrong.target_root / "report" / "index.html").exists()
@@ -250,7 +250,7 @@ def enter(board: Board, config: Config, source: str, tests: Path) -> str:
 
 
 def test_enter_nfsroot_runs_the_suite_and_cleans_up(board: Board, config: Config, tmp_path: Path) -> None:
-    """The helper mounts the tree a second time on the running system."""
+    """enter-nfsroot mounts the tree a second time on the running system."""
     tests = write_suite(
         tmp_path / "suite",
         inside="""
@@ -293,7 +293,7 @@ def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tm
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline and (not console.is_file() or console.stat().st_size < 100):
             time.sleep(0.2)
-        assert console.stat().st_size >= 100, "the kernel prints"
+        assert console.stat().st_size >= 100, "the kernel printed nothing to the console"
         mine = owned_by(str(config.target_root))
         assert any("qemu-system-arm" in line for line in mine.values())
         assert any("ganesha" in line for line in mine.values())
@@ -363,7 +363,7 @@ print("torch" if with_torch else "numpy")
 
 
 def test_kernels_of_the_qpus_are_profiled_on_the_board(board: Board) -> None:
-    """The board has no QPUs, so its libqpu's emulator runs the kernels."""
+    """The board has no QPUs, so libqpu's emulator runs the kernels on the board."""
     timing = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
     device = f"tree://{board.host}"
     done = profile(board.config, kernel="add_one", target="qpu", device=device, size=32, timing=timing)
@@ -378,7 +378,7 @@ def test_a_session_with_the_board_ends_in_time(board: Board) -> None:
         profile(config, kernel="add_one", target="armv7", device=f"tree://{board.host}", timing=endless)
 
 
-# COMPUTED prints the CPU time, in clock ticks, of the loader that holds the board. CUT kills its SSH login.
+# COMPUTED prints the CPU time, in clock ticks, of the loader that holds the board. CUT kills the loader's SSH login.
 COMPUTED = """
 p=$(cat /tmp/pitorch-loader.lock 2>/dev/null)
 cut -d' ' -f14 "/proc/${p:-none}/stat" 2>/dev/null || echo 0
@@ -394,7 +394,7 @@ kill -KILL "$p"
 
 
 def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
-    """A session that lost its connection ends, and the next one starts."""
+    """When a session loses its connection, it ends, and the next session can start."""
     device, quick = f"tree://{board.host}", Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
     endless = replace(quick, number=10**9)
 
@@ -446,7 +446,7 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
     assert done.stdout.split() == ["venv/lib/python3.13/site-packages/torch", "2.6.0", "3.0", library], done.stderr
 
 
-# enter-nfsroot over NFS, run directly. Its other features are tested in test_enter_nfsroot.py.
+# These tests run enter-nfsroot directly, over NFS. test_enter_nfsroot.py tests its other features.
 
 
 def on_board(board: Board, script: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
@@ -486,7 +486,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def refusals(board: Board) -> dict[str, str]:
-    """Run the commands above over one connection, because each takes seconds to open. Return outputs and exit codes."""
+    """Run REFUSALS over one connection, because opening each takes seconds. Return outputs and exit codes."""
     script = ""
     for name, (words, _) in REFUSALS.items():
         command = words.replace("PORT", str(board.server.port)).replace("TREE", str(Layout.of(board.config).tree))
@@ -500,12 +500,12 @@ def test_a_root_that_cannot_be_entered_is_explained(refusals: dict[str, str], na
     assert REFUSALS[name][1] in refusals[name]
     assert "fix:" in refusals[name]
     assert refusals[name].endswith("rc=125\n")
-    assert refusals["mounts"] == "0\n", "a refusal leaves nothing mounted"
+    assert refusals["mounts"] == "0\n", "a refused command must not leave mounts"
 
 
 @pytest.mark.parametrize("way", ["the connection drops", "Ctrl-C"])
 def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
-    # Without exec, Ctrl-C also ends the shell in between, and ssh would return the shell's exit code.
+    # Without exec, Ctrl-C would also end the intermediate shell, and ssh would return that shell's exit code.
     entering = f"exec enter-nfsroot -o port={board.server.port} 10.0.2.2:{Layout.of(board.config).tree}"
     words = board.access.command(["sh", "-c", f"{entering} sh -c 'echo up; sleep 4718'"])
     words.insert(1, "-tt")
@@ -515,7 +515,7 @@ def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
         try:
             while b"up" not in child.stdout.readline():
                 assert child.poll() is None
-            # Wait for sleep, because a shell that is just starting a program can lose the signal.
+            # Wait until sleep runs, because a shell that is just starting a program can lose the signal.
             while on_board(board, "pgrep -fxc 'sleep 4718'").stdout.split() != ["1"]:
                 assert child.poll() is None
             if way == "Ctrl-C":
@@ -553,7 +553,7 @@ def test_a_running_board_uses_the_deployed_files(board: Board, config: Config, t
 
 
 def test_the_machine_powers_off_on_request(board: Board) -> None:
-    """This test is the last use of the board. The connection may be closed before the response."""
+    """This must be the last test that uses the board. The connection may be closed before the response."""
 
     def power_off() -> None:
         board.run("touch", "/run/poweroff")

@@ -164,7 +164,7 @@ def test_a_noexec_disk_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.emulation
 def test_a_missing_emulator_is_reported(conf: Path, tmp_path: Path) -> None:
-    """Without the flag F, the kernel looks for the interpreter when a program starts."""
+    """Without binfmt_misc's flag F, the kernel opens the interpreter only when a program starts."""
     script = f"{OWN_BINFMT}\nsed -e 's|:[^:]*:[A-Z]*$|:/nowhere/qemu-arm:|' {conf} >/proc/sys/fs/binfmt_misc/register"
     finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
@@ -211,7 +211,7 @@ def test_a_disabled_emulator_is_reported(conf: Path) -> None:
 
 
 def test_native_programs_need_no_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """qemu-x86_64 is not registered on an amd64 PC."""
+    """On an amd64 PC, the emulator qemu-x86_64 is not registered."""
     (tmp_path / "status").write_text("enabled\n")
     monkeypatch.setattr(emulation, "BINFMT", tmp_path)
     own = host_architecture()
@@ -257,7 +257,7 @@ def test_64_bit_entry_numbers_on_ext4_are_reported(arm: None) -> None:
 
 @pytest.mark.emulation
 def test_the_probe_rejects_a_short_listing(arm: None, tmp_path: Path) -> None:
-    """The program counts the entries: it expects 64 files, and this directory has two."""
+    """The probe counts the entries of a folder: it expects 64, and this folder has two."""
     program = write_probe(tmp_path)
     status = (
         f"mount -t tmpfs tmpfs {tmp_path}/few && touch {tmp_path}/few/a {tmp_path}/few/b\n"
@@ -332,7 +332,7 @@ def test_sudo_of_an_ordinary_user_is_tried(script: str, verdict: Verdict, found:
 
 
 def test_a_sudo_timeout_is_a_finding() -> None:
-    """The program may wait for a directory server that does not respond."""
+    """The command sudo may wait for a directory server that does not respond."""
     with tempfile.TemporaryDirectory(prefix="pitorch-sudo-") as folder:
         Path(folder).chmod(0o755)
         fake = Path(folder) / "sudo"
@@ -357,7 +357,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_build_folder_of_another_user_is_reported(tmp_path: Path) -> None:
-    """The check fails, even though the temporary folder is used in place of a folder that is not writable."""
+    """The check fails, although ``writable`` replaces a folder without write permission by the temporary folder."""
     with tempfile.TemporaryDirectory(prefix="pitorch-theirs-") as name:
         Path(name).chmod(0o755)
         assert writable(Path(name)) == Path(name)
@@ -399,7 +399,10 @@ def test_memory_is_compared_with_the_compile_jobs(jobs: int, available_mib: int,
 
 @pytest.mark.parametrize("below", ["", "child"])
 def test_memory_is_computed_as_for_builds(below: str) -> None:
-    """Doctor and builds compute the same number of jobs. The limit applies to this process's cgroup or its parent."""
+    """Doctor and builds compute the same number of jobs.
+
+    The memory limit is set for this process's cgroup or its parent.
+    """
     program = """
 from doctor.resources import check_memory
 from toolchain.config import BuildConfig
@@ -433,7 +436,7 @@ def test_mmap_min_addr_is_checked(tmp_path: Path, text: str | None, verdict: Ver
     assert (finding.verdict, finding.fix) == (verdict, fix)
 
 
-# ------------------------------------------------------------------------------------------- known bad pairs
+# ------------------------------------------------------------------------------------------- incompatible versions
 
 
 @pytest.mark.parametrize(
@@ -484,7 +487,7 @@ def test_a_container_is_built_for_the_target(arm: None) -> None:
 
 @pytest.mark.engine
 def test_the_platform_of_the_image_is_compared(arm: None) -> None:
-    """The engine accepts a platform that does not exist, so the check inspects the image."""
+    """The engine accepts the name of a platform that does not exist, so the check inspects the image."""
     try:
         connect(timeout_s=10).close()
     except UserError as fault:
@@ -561,7 +564,7 @@ def test_a_complete_mirror_is_ok(archive: Archive, tmp_path: Path, direct: None)
 
 
 def test_a_mirror_with_another_signature_is_reported(archive: Archive, tmp_path: Path, direct: None) -> None:
-    """The mirror has every file, but its indexes are not signed with Debian's key."""
+    """The mirror has every file, but its indices are not signed with Debian's key."""
     for suite in ("trixie", "trixie-updates", "trixie-security"):
         archive.publish(suite)
     with served(archive.folder) as uri:
@@ -575,7 +578,7 @@ def test_a_mirror_with_another_signature_is_reported(archive: Archive, tmp_path:
 def test_a_stale_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
-    """The pocket's index exists and is signed. That it is outdated is detected only when the lists are fetched."""
+    """The pocket's index exists and is signed. Only fetching the lists shows that it is outdated."""
     archive.make_stale("stone-security")
     try:
         with served(archive.folder) as uri:
@@ -623,7 +626,7 @@ def test_a_missing_package_index_is_reported(tmp_path: Path, monkeypatch: pytest
     assert "pip.conf" in finding.fix
 
 
-@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
+@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="requires that PySocks is not installed")
 def test_a_socks_proxy_without_pysocks_is_reported(
     tmp_path: Path, direct: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -655,7 +658,7 @@ def test_a_program_timeout_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_another_disk_of_the_engine_is_recognised(tmp_path: Path) -> None:
-    """The build folder may not exist yet, or may not be readable."""
+    """The check must succeed even if the build folder does not exist yet or is not readable."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
         elsewhere = Path(shm)
         if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
@@ -674,7 +677,7 @@ def test_another_disk_of_the_engine_is_recognised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("architecture", "program"), [("armhf", "qemu-system-arm"), ("arm64", "qemu-system-aarch64")])
 def test_the_package_of_a_missing_program_is_named(architecture: str, program: str) -> None:
-    """All program folders are empty or hidden."""
+    """The test hides all folders that contain programs."""
     assert qemu.program_of(architecture) == program
     expression = f"finding.guarded('virtual machine', lambda: servers.check_virtual_machine({program!r}))"
     hide = "mount -t tmpfs tmpfs /usr/sbin; export PATH=/nowhere"

@@ -1,4 +1,7 @@
-"""Tests of the engine. They start a separate dockerd, which sets no firewall rules and leaves other engines alone."""
+"""Tests of the engine.
+
+They start a separate dockerd, which sets no firewall rules and does not affect other engines.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch, bridge: str) -> Iterator[Daemon]:
 
 
 def processes_of(daemon: Daemon) -> list[str]:
-    """Find the command lines of dockerd and containerd processes that contain the daemon's folder."""
+    """Return the command lines of the dockerd and containerd processes that use the daemon's folder."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -109,7 +112,7 @@ def test_dockerd_is_started_reused_and_stopped(daemon: Daemon) -> None:
     assert parent != os.getpid(), "the engine must outlive the task"
 
     assert ensure_daemon(daemon) == info
-    assert json.loads(daemon.state.read_text())["pid"] == pid, "a running engine is reused"
+    assert json.loads(daemon.state.read_text())["pid"] == pid, "a running engine must be reused"
 
     report = stop_daemon(daemon)
     assert f"dockerd (pid {pid}) stopped" in report
@@ -165,7 +168,7 @@ def test_docker_host_takes_precedence_over_the_context(contexts: Path, monkeypat
     with pytest.raises(EngineUnavailable, match="engine that docker's context near selects does not respond") as caught:
         ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
     assert "docker context use default" in caught.value.fix
-    assert not (contexts / "build").exists(), "no other engine is started"
+    assert not (contexts / "build").exists(), "no other engine must be started"
     monkeypatch.setenv("DOCKER_CONTEXT", "far")
     with pytest.raises(
         EngineUnavailable, match="engine that docker's context far selects is not on a Unix socket"
@@ -214,7 +217,7 @@ def test_the_containerd_of_a_killed_dockerd_is_stopped(daemon: Daemon) -> None:
     left = processes_of(daemon)
     report = stop_daemon(daemon)
     assert processes_of(daemon) == []
-    if any("containerd" in line.split()[0] for line in left):  # Otherwise the machine's containerd was used.
+    if any("containerd" in line.split()[0] for line in left):  # otherwise, dockerd used the machine's containerd
         assert "leftover containerd" in report
 
 
@@ -298,7 +301,7 @@ def collected() -> Iterator[None]:
 def test_an_engine_that_ends_during_work_is_reported(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
 ) -> None:
-    """Running a container, building, loading and planning each raise an error that states a fix."""
+    """If the engine ends, running a container, building, loading and planning each raise an error that states a fix."""
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     ensure_daemon(daemon)
     stage = tmp_path / "stage"
@@ -329,7 +332,7 @@ def test_an_engine_that_ends_during_work_is_reported(
             work = pool.submit(jobs[doing])
             deadline = time.monotonic() + 120
             while not (running := watcher.containers.list()):
-                assert time.monotonic() < deadline, "no container started"
+                assert time.monotonic() < deadline, "the container did not start"
                 assert not work.done(), work.exception()
                 time.sleep(0.05)
             inside = running[0].attrs["State"]["Pid"]
@@ -547,7 +550,7 @@ def test_mounted_cgroups_are_left_alone(mounted: list[str]) -> None:
 
 @needs_root
 def test_cgroups_are_mounted_in_a_bare_container() -> None:
-    """The mount namespace has no cgroups, like a bare container."""
+    """As in a bare container, no cgroup file system is mounted in the mount namespace."""
     script = (
         "mount --make-rprivate / && while umount -l /sys/fs/cgroup 2>/dev/null; do :; done\n"
         f"{sys.executable} -c 'from engine import cgroups; cgroups.mount_missing([])' && cat /proc/self/mounts"
@@ -585,7 +588,7 @@ def test_proxy_variables_get_both_spellings() -> None:
     ],
 )
 def test_all_proxy_fills_the_unset_variables(proxy: str, filled: str) -> None:
-    """Apt ignores all_proxy. A variable that is set for one scheme keeps its value."""
+    """Because apt ignores all_proxy, its value is copied to the schemes' variables that are not set."""
     for name in ("all_proxy", "ALL_PROXY"):
         found = build_environment({name: proxy, "HTTPS_PROXY": "http://own:2"})
         assert found == {
@@ -656,7 +659,7 @@ def test_a_broken_docker_configuration_is_reported(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.engine
 def test_another_test_session_leaves_the_engine_running() -> None:
-    """If tests have started the engine, the last test session stops it."""
+    """An engine that tests have started is stopped only by the last test session."""
     others = ["-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "--collect-only", "tests/unit/test_errors.py"]
     done = subprocess.run([sys.executable, *others], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout

@@ -22,7 +22,9 @@ from device_parts import NAME_SERVER, WITH_NAME_SERVER
 from nfsroot.audit import HELPER
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount")
-needs_amd64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="the small root consists of amd64 programs")
+needs_amd64 = pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="requires amd64: the small root contains such programs"
+)
 
 PROGRAMS = ("sh", "true", "sleep", "cat", "id", "mount", "mkdir", "touch", "pwd", "env", "kill", "setsid", "stty",
             "getent")  # fmt: skip
@@ -136,7 +138,7 @@ def test_an_ordinary_user_is_refused() -> None:
 
 @needs_root
 def test_without_mount_nfs_the_package_is_named(tmp_path: Path) -> None:
-    # A PATH with the required programs except mount.nfs; its sbin folders are hidden.
+    # Hide /usr/sbin, so that PATH contains all required programs except mount.nfs.
     script = 'mount -t tmpfs tmpfs /usr/sbin && exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, "x", HELPER, "192.0.2.1:/p"],
@@ -147,7 +149,7 @@ def test_without_mount_nfs_the_package_is_named(tmp_path: Path) -> None:
     assert "nfs-common" in done.stderr
 
 
-# On this PC.
+# Entering a root on this PC.
 
 
 @needs_root
@@ -182,7 +184,7 @@ def test_dev_proc_sys_are_bound_and_run_is_a_tmpfs(root: Path) -> None:
     assert done.returncode == 0, done.stderr
     for place, kind in (("/dev", ""), ("/proc", "proc"), ("/sys", "sysfs"), ("/run", "tmpfs")):
         assert re.search(rf" on {place} type {kind}", done.stdout), place
-    assert not (root / "run/here").exists(), "run-time files are not written to the tree"
+    assert not (root / "run/here").exists(), "run-time files must not be written to the tree"
 
 
 @needs_root
@@ -295,7 +297,7 @@ def test_a_signal_ends_the_command_and_unmounts(root: Path, number: signal.Signa
             assert child.wait(30) == (128 + number if number != signal.SIGKILL else -number)
         finally:
             if number == signal.SIGKILL or child.poll() is None:
-                # After SIGKILL, only the kernel cleans up, when the command ends.
+                # After SIGKILL, nothing is unmounted until the command ends; then the kernel unmounts the file systems.
                 subprocess.run(["pkill", "-KILL", "-g", str(child.pid)], check=False)
     deadline = time.monotonic() + 60
     while traces_of(root) and time.monotonic() < deadline:
@@ -341,7 +343,7 @@ class Terminal:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
-            assert time.monotonic() < deadline, "still running"
+            assert time.monotonic() < deadline, "the program is still running"
             time.sleep(0.05)
 
 
@@ -355,7 +357,7 @@ def test_a_shell_on_a_terminal_has_job_control_and_ctrl_c(root: Path) -> None:
     terminal.type("sleep 4714\n")
     time.sleep(1)
     terminal.type("\x03")
-    # Ctrl-C terminated the sleep, not the shell.
+    # Ctrl-C must terminate sleep, but not the shell.
     terminal.type("echo al''ive\n")
     terminal.expect("alive")
     terminal.type("exit 6\n")
@@ -370,7 +372,7 @@ def test_ctrl_c_ends_a_command_and_unmounts(root: Path) -> None:
     terminal = Terminal(HELPER, "-a", "amd64", "--local", root, "sh", "-c", "echo up; sleep 4715")
     terminal.expect("up")
     deadline = time.monotonic() + 30
-    # A shell that is starting a program may lose the signal.
+    # Wait until sleep runs, because a shell that is starting a program can lose the signal.
     while subprocess.run(["pgrep", "-fx", "sleep 4715"], check=False, capture_output=True).returncode:
         assert time.monotonic() < deadline, terminal.shown
         time.sleep(0.02)
@@ -446,7 +448,7 @@ def test_a_root_that_cannot_execute_is_refused(tmp_path: Path) -> None:
     for folder in ("bin", "lib", "dev", "proc", "sys"):
         (tmp_path / folder).mkdir()
     (tmp_path / "lib/ld-linux-aarch64.so.1").touch()
-    # This is an executable ELF file for another machine, EM_M32.
+    # An executable ELF file for another machine (EM_M32).
     for name in ("true", "sh"):
         (tmp_path / "bin" / name).write_bytes(b"\x7fELF\x01\x01\x01" + b"\0" * 9 + b"\x02\0\x01\0\x01" + b"\0" * 64)
         (tmp_path / "bin" / name).chmod(0o755)

@@ -60,7 +60,7 @@ from toolchain.files import MARKER
 NAME = f"pitorch-test-{os.getpid()}"
 ARMHF = ARCHITECTURES["armhf"]
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an export gives files to their owners")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an export sets the owners of files")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def reference(client: docker.DockerClient) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def heavy(client: docker.DockerClient) -> Iterator[str]:
-    """Build an image that takes time to copy: 240 files of 1 MiB each."""
+    """Build an image that takes long to copy: 240 files of 1 MiB each."""
     made = f"{NAME}-heavy/system:trixie-armhf"
     block = os.urandom(1 << 20)
     members = [nasty_image.folder("etc"), *(nasty_image.entry(f"file{number}", block) for number in range(240))]
@@ -216,7 +216,9 @@ def test_only_the_fixes_change_the_hash(config: Config, tmp_path: Path) -> None:
     assert raw.rootfs_sha256 == raw.image_tree_sha256 == fixed.image_tree_sha256
     assert raw.findings == ()
     assert fixed.rootfs_sha256 != fixed.image_tree_sha256
-    assert fixed.rootfs_sha256 == TreeHash.of(tmp_path / "fixed" / "tree").sha256, "updated entry by entry"
+    assert fixed.rootfs_sha256 == TreeHash.of(tmp_path / "fixed" / "tree").sha256, (
+        "the hash that is updated by entry must equal a full hash"
+    )
     before, after = tree_listing(tmp_path / "raw" / "tree"), tree_listing(tmp_path / "fixed" / "tree")
 
     def untimed(facts: tuple[object, ...] | None) -> tuple[object, ...] | None:
@@ -229,7 +231,7 @@ def test_only_the_fixes_change_the_hash(config: Config, tmp_path: Path) -> None:
         for path in changed
         if path not in named and not path.startswith((b"etc/ssh/ssh_host_", b"root/.ssh", b"usr/local"))
     }
-    assert unnamed == set(), "the findings name every changed entry"
+    assert unnamed == set(), "the findings must name every changed entry"
 
 
 @pytest.mark.engine
@@ -242,7 +244,7 @@ def test_a_tarball_has_the_same_tree(config: Config, tmp_path: Path) -> None:
     assert first.tarball is not None
     assert second.tarball is not None
     first.tarball.verify()
-    assert stat.S_IMODE(first.tarball.path.stat().st_mode) == 0o600, "it contains the board's private keys"
+    assert stat.S_IMODE(first.tarball.path.stat().st_mode) == 0o600, "the tree contains the board's private keys"
     (tmp_path / "unpacked").mkdir()
     subprocess.run(
         ["tar", "-C", tmp_path / "unpacked", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-xpf",
@@ -270,7 +272,7 @@ def test_files_next_to_the_tree(config: Config, tmp_path: Path) -> None:
         ".nfsroot.lock", ".nfsroot.served", "nfsroot", "nfsroot.files", "nfsroot.manifest.json",
     ]  # fmt: skip
     assert layout.client_key.stat().st_mode & 0o777 == 0o600
-    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700, "no other user has access to the tree"
+    assert stat.S_IMODE(layout.place.stat().st_mode) == 0o700, "no other user must have access to the tree"
     assert stat.S_IMODE(layout.tree.stat().st_mode) == 0o755
     keys = [line.removeprefix("* ") for line in layout.known_hosts.read_text().splitlines()]
     assert keys == [
@@ -286,7 +288,7 @@ def test_files_next_to_the_tree(config: Config, tmp_path: Path) -> None:
     assert {item["check"] for item in manifest.facts["findings"]} >= {"hostname", "fstab", "capabilities", "dev"}
     assert manifest.facts["counts"]["fifos"] == 1
     assert manifest.facts["counts"]["hardlinks"] == 1
-    assert manifest.facts["left_out"] == ["trixie-security"], "from the image's label"
+    assert manifest.facts["left_out"] == ["trixie-security"], "the pockets in the image's label"
     assert [text for text in result.warnings if "trixie-security" in text] == [manifest.warnings[0]]
     assert len(manifest.source.get("commit", "")) in (0, 40)
 
@@ -336,7 +338,7 @@ def test_boards_get_the_served_path(reference: str, tmp_path: Path, sections: di
     assert Path(reports[1]) == exported.tree == exported.tree.resolve()
     for program in ("ganesha.nfsd", "nfs-ls"):
         if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
-            pytest.skip(f"needs {program}, to serve what was exported")
+            pytest.skip(f"needs {program}, to serve the exported tree")
     with serve.running_server(Layout.of(config).tree) as server:
         assert serve.probe(server, Path(reports[1])) == ""
 
@@ -383,7 +385,7 @@ def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path:
 
 
 def in_the_place_of(tree: Path) -> None:
-    """Replace the exported tree with a user's folder, which gets the same inode number if the file system reuses it."""
+    """Replace the exported tree with a user's folder, with the same inode number if the file system reuses numbers."""
     number, spares = tree.stat().st_ino, tree.with_name("spares")
     shutil.rmtree(tree)
     spares.mkdir()
@@ -438,7 +440,7 @@ def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path
     assert named_trees(layout) == {str(layout.tree.stat().st_ino)}
     (layout.tree / "written-by-the-board").touch()
     export(config, destination=layout.place)
-    assert not (layout.tree / "written-by-the-board").exists(), "the tree was recognised and replaced"
+    assert not (layout.tree / "written-by-the-board").exists(), "the tree must be recognised and replaced"
     number = layout.tree.stat().st_ino
     in_the_place_of(layout.tree)
     assert layout.tree.stat().st_ino == number
@@ -450,7 +452,7 @@ def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path
 @pytest.mark.engine
 @needs_root
 def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path) -> None:
-    """A marker of an earlier version contains only inodes."""
+    """Markers that earlier versions wrote contain only inode numbers."""
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
     layout.marker.write_text(json.dumps({"inodes": [layout.tree.stat().st_ino]}))
@@ -579,7 +581,7 @@ def test_an_interrupted_export_keeps_the_old_tree(
     started = Layout(place).aside / "tree"
     deadline = time.monotonic() + 60
     while not (started.is_dir() and any(started.iterdir())):
-        assert child.poll() is None, "ended before it could be interrupted"
+        assert child.poll() is None, "the export ended before it could be interrupted"
         assert time.monotonic() < deadline
         time.sleep(0.002)
     child.send_signal(number)
@@ -589,18 +591,21 @@ def test_an_interrupted_export_keeps_the_old_tree(
     assert Layout(place).known_hosts.read_text() == login
     assert require_export(Layout(place)).facts["image_id"] == before.image_id
     if number == signal.SIGINT:
-        assert not Layout(place).aside.exists(), "Ctrl-C cleans up"
+        assert not Layout(place).aside.exists(), "an export that is interrupted by Ctrl-C must clean up"
     again = export(config_for(heavy), destination=place)
     assert again.counts["files"] >= 240
     assert (place / "tree" / "file239").stat().st_size == 1 << 20
-    assert not Layout(place).aside.exists(), "the next export removes the remains"
+    assert not Layout(place).aside.exists(), "the next export must remove the remains of the killed one"
 
 
 @pytest.mark.engine
 @needs_root
 @pytest.mark.parametrize("moved", ["tree", "folder"])
 def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Path, moved: str) -> None:
-    """This simulates a file system without atomic exchange: one folder was moved aside. The next export fails too."""
+    """On a file system without atomic exchange, one folder was moved aside.
+
+    The next export moves it back, then fails too.
+    """
     layout = Layout(tmp_path / "nfsroot")
     before = export(config, destination=layout.place)
     old, marker = tree_listing(layout.tree), layout.marker.read_text()
@@ -641,7 +646,7 @@ def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) ->
 def test_a_full_disk_is_reported_at_every_point(
     config: Config, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With each number of inodes, the disk fills up at another step (lock, copy, boot files, audit) or not at all."""
+    """The number of inodes determines the step at which the disk fills up (lock, copy, boot files, audit), if any."""
     if method == "layers":
         monkeypatch.setattr(unpack, "_local_layers", lambda _: ())
     reports = set()
@@ -658,14 +663,14 @@ def test_a_full_disk_is_reported_at_every_point(
     else:
         pytest.fail("the export failed with every number of inodes")
     program = "cp:" if method == "overlay" else "tar:"
-    assert any(words.startswith(program) for words in reports), "the copy program reported it"
-    assert {"No space left on device"} < reports, "and so did this program's code"
+    assert any(words.startswith(program) for words in reports), "expected an error message from the program that copies"
+    assert {"No space left on device"} < reports, "expected an error message from this project's code too"
     assert all("No space left on device" in words for words in reports)
 
 
 @contextlib.contextmanager
 def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
-    """Run a relay to the engine's socket, which closes a connection after it has passed on ``after`` bytes."""
+    """Run a relay to the engine's socket that closes each connection after forwarding ``after`` bytes."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(place))
     listener.listen()
@@ -741,7 +746,7 @@ def test_an_unusable_destination_is_reported(
 @needs_root
 @pytest.mark.parametrize("there", [False, True])
 def test_a_read_only_disk_is_reported(config: Config, tmp_path: Path, there: bool) -> None:
-    """The disk is read-only, with and without an earlier export on it."""
+    """The read-only disk contains an earlier export, or none."""
     if there:
         export(config, destination=tmp_path / "nfsroot")
     subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
@@ -775,7 +780,7 @@ def test_the_layers_method_uses_constant_memory(heavy: str, tmp_path: Path) -> N
     )
     done = process.run([sys.executable, "-c", script, heavy, tmp_path / "tree"], cwd=ROOT, merge_stderr=False)
     assert (tmp_path / "tree" / "file0").stat().st_size == 1 << 20
-    assert int(done.output) < 200 * 1024, "KiB; the image alone has 240 MiB"
+    assert int(done.output) < 200 * 1024, "the peak memory in KiB; the image has 240 MiB"
 
 
 # Bad input
@@ -874,10 +879,10 @@ def test_every_change_but_times_changes_the_hash(tmp_path: Path, change: object)
     after = TreeHash.of(root).sha256
     assert after != before
     hashed.refresh(["file", "twin", "link", "name", "fifo", "folder"])
-    assert hashed.sha256 == after, "an update by entry equals a full pass"
+    assert hashed.sha256 == after, "an update by entry must give the same hash as a full pass"
 
 
-# The files next to the tree
+# The auxiliary files next to the tree
 
 
 @pytest.fixture
@@ -946,7 +951,7 @@ FILTERS = {
 
 
 def read_by(board: str, text: str) -> dict[str, str]:
-    """Evaluate config.txt as a board's firmware does: only matching sections apply, and the last line wins."""
+    """Evaluate config.txt as a board's firmware does: only matching sections apply, and later lines take precedence."""
     found: dict[str, str] = {}
     reads = True
     for line in text.splitlines():
@@ -985,7 +990,7 @@ def test_each_board_gets_its_own_device_tree(bootable: Path, tmp_path: Path) -> 
 
 
 def test_the_firmware_selects_raspberry_pi_device_trees(bootable: Path, tmp_path: Path) -> None:
-    """The firmware selects the device trees of the Raspberry Pi kernel by name."""
+    """The firmware selects one of the Raspberry Pi kernel's device trees by its file name."""
     folder = bootable / "usr/lib/linux-image-6.12.107-armmp"
     names = ("bcm2710-rpi-3-b.dtb", "bcm2711-rpi-4-b.dtb", "bcm2712-rpi-5-b.dtb", "bcm2712d0-rpi-5-b.dtb")
     for name in names:

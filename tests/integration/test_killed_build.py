@@ -49,7 +49,7 @@ def client() -> Iterator[docker.DockerClient]:
 
 @pytest.fixture
 def config(client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
-    """Configure the smallest image, without torch, kernel and init, for this process and for tasks."""
+    """Configure the smallest image, without torch, kernel or init, for this process and for tasks."""
     needs_the_machine()
     settings = {"suite": "bookworm", "profile": "container", "name": f"pitorch-test-{uuid.uuid4().hex[:8]}"}
     for name, value in settings.items():
@@ -87,7 +87,7 @@ def runs(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def stopped_container(client: docker.DockerClient, config: Config, task: psutil.Process) -> Iterator[str]:
-    """Make a stopped container as the task's other steps do, because the step rootfs uses none; return its ID."""
+    """Create a stopped container, as other steps of the task would, because the step rootfs uses none; yield its ID."""
     creator = {**process_identity.record(task), "namespace": containers._namespace()}
     with image(client, f"{config.image.name}/empty:latest") as made:
         box = client.containers.create(made, ["true"], labels={containers._CREATOR: json.dumps(creator)})
@@ -114,7 +114,8 @@ def test_killed_build_leaves_no_processes_or_containers(client: docker.DockerCli
         with stopped_container(client, config, task) as box:
             assert client.api.containers(all=True, filters={"id": box})
             programs = task.children(recursive=True)
-            # mmdebstrap and its hook have private namespaces, so later children are found there, in any session.
+            # mmdebstrap and its hook have private mount namespaces, which identify their later child processes in any
+            # session.
             namespaces = {namespace_of(one.pid) for one in programs} - {namespace_of(os.getpid()), ""}
             assert any("mmdebstrap" in line for line in processes_in(namespaces))
             os.killpg(task.pid, signal.SIGKILL)
@@ -123,14 +124,16 @@ def test_killed_build_leaves_no_processes_or_containers(client: docker.DockerCli
             while left := [*filter(runs, programs), *processes_in(namespaces)]:
                 assert time.monotonic() < deadline, left
                 time.sleep(0.2)
-            assert "hook: configured" not in log.read_text(errors="replace"), "they were stopped, not finished"
+            assert "hook: configured" not in log.read_text(errors="replace"), (
+                "the programs must stop before they have finished"
+            )
             subprocess.run([*TASK, "completion", "bash"], cwd=ROOT, check=True, capture_output=True, timeout=300)
             assert client.api.containers(all=True, filters={"id": box}) == []
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(task.pid, signal.SIGKILL)
         task.wait()
-    assert list(files.unfinished_in(config.target_root)), "the killed task left its scratch folder"
+    assert list(files.unfinished_in(config.target_root)), "the killed task must leave its scratch folder"
     again = subprocess.run(BUILD, cwd=ROOT, check=False, capture_output=True, text=True, timeout=2400)
     assert again.returncode == 0, again.stderr
     made = Manifest.read(config.target_root / f"rootfs{MANIFEST_SUFFIX}")

@@ -98,7 +98,9 @@ def test_up_starts_only_what_is_missing(config: Config) -> None:
 def test_the_exporter_publishes_an_address_that_clients_reach(config: Config) -> None:
     (pid,) = programs(config, "exporter")
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-    assert words[words.index("--hostname") + 1] == "127.0.0.1", "the coordinator is on the loopback address"
+    assert words[words.index("--hostname") + 1] == "127.0.0.1", (
+        "the coordinator's address is the loopback address, so the exporter's must be too"
+    )
 
 
 def test_down_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -109,14 +111,14 @@ def test_down_leaves_nothing_behind(tmp_path: Path) -> None:
         assert services.status(config).lines() == ["lab: no coordinator responds"]
         left = {path.name for path in services.Lab(config).folder.iterdir()}
         assert left <= {".pitorch-owned", "lock", "coordinator.log", "exporter.log"}
-        assert services.down(config).running == {}, "a second time is not an error"
+        assert services.down(config).running == {}, "stopping the lab a second time must not be an error"
 
 
 def test_a_changed_row_changes_the_place(config: Config, coordinator: Coordinator) -> None:
     changed = services.up(with_boards(config, "pi3=pi@192.0.2.3 model=pi2", "pi5=192.0.2.5"))
     assert changed.started == ("exporter", "place pi3", "place pi5")
     assert "bits" not in coordinator.places()["pi3"].tags
-    assert set(coordinator.places()) == {"pi3", "pi5"}, "the place of the removed row is deleted"
+    assert set(coordinator.places()) == {"pi3", "pi5"}, "the place of the removed row must be deleted"
     services.up(config)
     assert set(coordinator.places()) == {"pi3", "pi4"}
 
@@ -156,7 +158,7 @@ def test_a_missing_coordinator_elsewhere_is_an_error(tmp_path: Path) -> None:
     config = replace(exported_in(tmp_path), lab=lab)
     with pytest.raises(NetworkUnreachable, match="does not respond"):
         services.up(config)
-    assert services.status(config).running == {}, "no exporter is started"
+    assert services.status(config).running == {}, "no exporter must be started"
 
 
 # ------------------------------------------------------------------------------------------------ acquire, release
@@ -233,7 +235,7 @@ def test_a_stopped_client_releases_the_board(coordinator: Coordinator, number: s
 def test_a_place_is_released_if_its_reservation_has_expired(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under sudo, labgrid's program and this process use the same name to hold the place."""
+    """Under sudo, labgrid's client and this process hold the place under the same user name."""
     monkeypatch.delenv("LG_USERNAME", raising=False)
     monkeypatch.setenv("SUDO_USER", "alice")
     coordinator.client("-p", "pi3", "acquire")
@@ -289,7 +291,7 @@ def test_a_board_is_released_when_the_coordinator_responds_again(
     config: Config, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (pid,) = programs(config, "coordinator")
-    again = threading.Timer(18, os.kill, (pid, signal.SIGCONT))  # the first call has ended after 15 s
+    again = threading.Timer(18, os.kill, (pid, signal.SIGCONT))  # the first call's time limit is 15 s
     try:
         with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S):
             os.kill(pid, signal.SIGSTOP)
@@ -434,7 +436,7 @@ def kernel(text: bytes) -> bytes:
 
 
 @pytest.mark.machine
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the NFS server of the virtual machine")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for the virtual machine's NFS server")
 def test_power_and_console_of_a_virtual_machine_are_recorded(tmp_path: Path) -> None:
     config = exported_in(tmp_path)
     boot = Layout.of(config).tree / "boot"
@@ -495,7 +497,7 @@ def test_a_serial_port_of_this_pc_is_recorded(config: Config, coordinator: Coord
 
 @pytest.mark.machine
 def test_a_boot_that_hangs_is_shown_with_its_console(config: Config, coordinator: Coordinator, tmp_path: Path) -> None:
-    """The machine is started and killed by its power switch, and its serial port is a TCP server."""
+    """The power switch starts and kills the virtual machine, whose serial port is a TCP server."""
     (tmp_path / "vmlinuz").write_bytes(kernel(b"Uncompressing Linux\r\nwaiting for the root device\r\n"))
     console = ports.free_port()
     words = ["qemu-system-arm", "-M", "virt", "-cpu", "cortex-a7", "-m", "128", "-display", "none", "-monitor", "none"]
@@ -524,7 +526,7 @@ def test_a_boot_that_hangs_is_shown_with_its_console(config: Config, coordinator
             with pytest.raises(BoardSilent) as caught:
                 run.on_place(quick, "hung", run.How(timing=False))
             assert "| waiting for the root device" in caught.value.found
-            assert requests == ["/4/0", "/4/1"] * 2, "it was switched off and on for each of two attempts"
+            assert requests == ["/4/0", "/4/1"] * 2, "the board must be switched off and on for each of two attempts"
             assert len(machines) == 2
             place = coordinator.places()["hung"]
             assert (place.holder, place.tags["quarantine"]) == ("", "yes")
@@ -598,7 +600,7 @@ getattr(run, sys.argv[2])(load_config(json.loads(sys.argv[1])), *sys.argv[3:], r
 def test_a_stopped_run_releases_all_boards(
     config: Config, coordinator: Coordinator, words: list[str], number: signal.Signals
 ) -> None:
-    """The boards do not respond, so the run waits for the login."""
+    """The boards do not respond, so the run is still waiting for a login when it is stopped."""
     settings = {
         "nfs": {"folder": str(config.nfsroot)},
         "build": {"folder": str(config.build.folder)},
@@ -661,7 +663,7 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(
     assert case.find("error") is not None
     assert "the suite did not run" in (folder / "index.html").read_text()
     services.up(quick)
-    assert coordinator.places()["dead"].tags["quarantine"] == "yes", "up keeps it"
+    assert coordinator.places()["dead"].tags["quarantine"] == "yes", "``up`` must not end the quarantine"
     with pytest.raises(UserError, match="no board to test on"):
         run.on_all(quick, run.How())
     with pytest.raises(DeviceTestsFailed, match="not pass on every board"):
@@ -672,7 +674,7 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(
 
 @pytest.fixture
 def built_tree(config: Config, tmp_path: Path) -> Config:
-    """Return the lab's configuration with another export, whose manifest says that its image was built here."""
+    """Return the lab's configuration with another export, whose manifest states that its image was built here."""
     made = exported_in(tmp_path / "export")
     Manifest(step="nfsroot", key="k", inputs={}, facts={"image_id": "1", "built_image": "1"}).write(
         Layout.of(made).manifest
@@ -684,7 +686,10 @@ def built_tree(config: Config, tmp_path: Path) -> Config:
 def test_a_failed_deployment_does_not_end_other_runs(
     config: Config, built_tree: Config, coordinator: Coordinator
 ) -> None:
-    """The tree is for another architecture. The run boots the other board, so nothing is deployed to it."""
+    """The tree's architecture is wrong for the running board.
+
+    Nothing is deployed to the other board, which the run boots.
+    """
     library = Layout.of(built_tree).tree / "usr/lib/aarch64-linux-gnu/libc.so.6"
     library.parent.mkdir(parents=True)
     library.touch()
@@ -698,7 +703,7 @@ def test_a_failed_deployment_does_not_end_other_runs(
         found = caught.value.found
         assert "on: did not run: the exported tree is for another architecture" in found
         assert "switched: did not run: root@127.0.0.1" in found
-        assert requests == ["/4/0", "/4/1"] * 2, "the board was booted twice"
+        assert requests == ["/4/0", "/4/1"] * 2, "the run must try twice to boot the board"
         places = coordinator.places()
         assert [places[name].holder for name in ("on", "switched")] == ["", ""]
         assert [places[name].tags["quarantine"] for name in ("on", "switched")] == ["no", "yes"]
@@ -725,7 +730,7 @@ def test_a_run_that_waits_to_deploy_can_be_stopped(
         with subprocess.Popen(argv, cwd=ROOT, stderr=said) as task:
             try:
                 eventually(lambda: "waiting for another run that deploys" in (tmp_path / "said").read_text())
-                # With on_all, the board that waits can be pi4 while pi3 is still being acquired.
+                # With on_all, pi4 may be the board that waits, while pi3 is still being acquired.
                 eventually(lambda: coordinator.places()["pi3"].holder == own_name())
                 task.send_signal(signal.SIGINT)
                 assert task.wait(LIMIT_S) != 0

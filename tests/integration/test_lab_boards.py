@@ -78,7 +78,7 @@ def emulated_board(config: Config) -> Iterator[str]:
 
 @pytest.fixture
 def made(exported_config: Config, no_other_build: None) -> Iterator[Config]:
-    """Return the configuration of the shared build, from which runs deploy to boards, and remove the reports."""
+    """Yield the configuration of the shared build, which runs deploy to boards. Remove the reports before and after."""
     folders = [bootable(exported_config).target_root / name for name in ("lab", "lab-check")]
     for folder in folders:
         files.remove(folder)
@@ -99,15 +99,15 @@ def read(layout: Layout, address: str, folder: Path) -> str:
 
 
 def flat(text: str) -> str:
-    """Join the lines that the console has broken."""
+    """Join the lines that the console has wrapped."""
     return " ".join(text.split())
 
 
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to which the tree belongs")
 def test_a_run_deploys_to_a_running_board(made: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The board has read an older header. The second run finds nothing to replace."""
+    """The board has already read an older header, which the run replaces. A second run replaces nothing."""
     layout = Layout.of(made)
     built = files.sha256_of(layout.tree / HEADER)
     kept = {path: path.read_bytes() for path in (layout.manifest, *layout.folder.glob("sbom.*"))}
@@ -146,7 +146,7 @@ def test_a_run_deploys_to_a_running_board(made: Config, tmp_path: Path, capsys: 
 
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to which the tree belongs")
 def test_the_suite_runs_on_a_remote_place(made: Config, tmp_path: Path) -> None:
     tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
     with emulated_board(made) as address, running(with_boards(made, f"pi3={address} model=pi3")) as config:
@@ -162,7 +162,7 @@ def test_the_suite_runs_on_a_remote_place(made: Config, tmp_path: Path) -> None:
 @pytest.mark.expensive
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(os.geteuid() != 0, reason="the tree belongs to root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to which the tree belongs")
 def test_a_suite_is_split_between_boards(made: Config, tmp_path: Path) -> None:
     made = replace(made, device=replace(made.device, boot_timeout_s=30.0))
     folder = run.report_folder(made, run.How())
@@ -192,10 +192,10 @@ def test_a_suite_is_split_between_boards(made: Config, tmp_path: Path) -> None:
             again = run.on_shards(config, "bits=32", how)
             assert again.ok
             first_part, second_part = (outcome.files for outcome in again.outcomes)
-            assert first_part == ("test_long.py",), "the measured times decide"
+            assert first_part == ("test_long.py",), "the measured times determine how files are split"
             assert sorted(second_part) == ["test_short.py", "test_skipped.py"]
 
-            # A board that dies in the middle of its part, and one that does not boot.
+            # A board whose run ends before its part is complete, and one that does not boot.
             services.up(with_boards(config, *rows[:2], f"dead=127.0.0.1:{ports.free_port()} bits=32"))
             suite = write_suite(
                 tmp_path / "faults",

@@ -1,4 +1,4 @@
-"""Tests of a lab with three PCs and a board, each in a network namespace, when cables are pulled or a disk is full."""
+"""Tests of cut connections and a full disk in a lab with three PCs and a board, each in a network namespace."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ pytestmark = [
     pytest.mark.network_namespaces,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces"),
-    pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get, which downloads the SSH server"),
+    pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get, to download the SSH server"),
 ]
 
 COORDINATOR = "192.168.77.2:20408"
 BOARD = "192.168.77.50"
 SPLIT = (f"c=root@{BOARD} team=split", f"d=root@{BOARD} team=split", "dead=root@192.168.77.51 team=split")
-"""Rows of boards for a suite that is split: two on the same machine, and one that does not exist."""
+"""Rows of boards for a suite that is split: two represent the same machine, and one does not exist."""
 CUT_S = 30.0
 STATE_INTERVAL_S = 3.0
 """The pause between two calls of ``lab status``, each of which starts an interpreter."""
@@ -91,7 +91,7 @@ def test_waits():
 
 @dataclass(frozen=True)
 class Pc:
-    """A PC with a network namespace and a host name of its own."""
+    """A PC, represented by a network namespace and a host name."""
 
     namespace: str
     name: str
@@ -128,7 +128,7 @@ class Pc:
     def run(
         self, suite: Path, action: str = "on_place a", environment: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
-        """Run the suite with a function of device.lab.run and its argument; kill the process at the end."""
+        """Run the suite in a process with ``action``, a function of device.lab.run; kill the process at the end."""
         words = self.words("-c", RUN, json.dumps(self.settings), suite, action)
         pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}
         with subprocess.Popen(words, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True) as task:
@@ -169,7 +169,7 @@ def pc(name: str, address: str, folder: Path, *boards: str) -> Iterator[Pc]:
 
 @dataclass(frozen=True)
 class Lab:
-    """The PC that runs the coordinator and the suite, one that offers most boards, and one that offers the board b."""
+    """Three PCs: one runs the coordinator and the suite, one exports most boards, and one exports the board b."""
 
     hub: Pc
     one: Pc
@@ -205,7 +205,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @contextlib.contextmanager
 def cut(name: str) -> Iterator[None]:
-    """Disconnect a namespace's cable during the block."""
+    """Disconnect a namespace from the network during the block."""
     ip("link", "set", f"to{name}", "down")
     try:
         yield
@@ -239,7 +239,7 @@ def test_a_pc_without_network_loses_only_its_own_boards(lab: Lab) -> None:
 
 
 def waiting(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """Return a suite that creates one file and waits for another; the awaited file; and the file that it creates."""
+    """Return a suite that creates one file and then waits for another, the awaited file, and the created file."""
     started, go = tmp_path / "started", tmp_path / "go"
     text = WAITS.format(started=str(started), go=str(go), limit_s=300)
     return write_suite(tmp_path / "suite", a=text, b="def test_after(): pass"), go, started
@@ -300,7 +300,7 @@ exec /usr/bin/ssh -F {configuration} "$@"
 
 
 def test_a_run_connects_the_card_to_its_board(lab: Lab, tmp_path: Path) -> None:
-    """The program for the multiplexer is a script, which labgrid starts over SSH; the resource is exported by hand."""
+    """A script that labgrid starts over SSH replaces usbsdmux. The test exports the multiplexer's resource itself."""
     layout = Layout.of(lab.hub.config)
     mux = lab.board / "usbsdmux"
     mux.write_text('#!/bin/sh\necho "$@" >>"$0.calls"\n')
@@ -363,7 +363,7 @@ def test_tests_of_lost_boards_run_on_the_others(lab: Lab, tmp_path: Path) -> Non
     )
     with lab.hub.run(suite, "on_shards team=split") as task:
         output, _ = task.communicate(timeout=500)
-    assert task.returncode == 1, "a board is dead, and a test ended a board's run"
+    assert task.returncode == 1, "expected a failure: one board did not boot, and a test ended another board's run"
     assert "the device suite did not pass" in output
     folder = run.report_folder(lab.hub.config, run.How())
     root = ElementTree.parse(folder / "junit.xml").getroot()  # noqa: S314 - a file of this program

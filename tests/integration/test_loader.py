@@ -76,7 +76,7 @@ def run(target: str, kernel: str, *, size: int = 0, **limits: Any) -> Profile:
 
 @pytest.mark.parametrize("sent", [0.5, 1.0])
 def test_a_session_without_a_reader_leaves_no_file(tmp_path: Path, sent: float) -> None:
-    """The connection is lost during the transfer of the program, or before the shell reports the program's crash."""
+    """The connection is lost while the program is sent, or before the shell reports that the program has crashed."""
     program = b"#!/bin/sh\nkill -SEGV $$\n" + 100_000 * b"\n"
     reader, writer = os.pipe()
     os.close(reader)
@@ -270,7 +270,7 @@ SENT, KEPT = "sent, and kept on the board", "kept on the board"
 
 
 def parameters_of_a_session(library: Path, content: bytes) -> tuple[bytes, str]:
-    """Return the content that a new session maps, and where the content came from."""
+    """Return the content that a new session maps, and its origin: sent now, or kept by the board."""
     with loader_session.session(config(), targets.load("local"), parse("emulator")) as board:
         board.load(library, "-")
         number, origin = board.parameters(content)
@@ -288,7 +288,7 @@ def test_parameters_are_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file.write_bytes(content[:-1])
     assert parameters_of_a_session(library, content) == (content, SENT)
     assert parameters_of_a_session(library, content[:-1]) == (content[:-1], SENT)
-    assert not file.exists(), "only the last model's parameters are kept"
+    assert not file.exists(), "only the last model's parameters must be kept"
 
 
 def test_lost_connection_leaves_no_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
@@ -400,7 +400,9 @@ def test_loader_for_phones_uses_only_names_of_android_10(android: ELFFile) -> No
     symbols = android.get_section_by_name(".dynsym")
     assert isinstance(symbols, SymbolTableSection)
     named = {symbol.name: symbol["st_shndx"] for symbol in symbols.iter_symbols() if symbol.name}
-    assert set(named.values()) == {"SHN_UNDEF"}, "drivers could use the loader's C++ library"
+    assert set(named.values()) == {"SHN_UNDEF"}, (
+        "drivers could use symbols that the loader defines, such as those of its C++ library"
+    )
     allowed = {name: level for names in loader_session.bionic().values() for name, level in names.items()}
     unused = {"pitorch_linked", "__cxa_pure_virtual"}  # weak, and null on phones
     assert set(named) - set(allowed) <= unused

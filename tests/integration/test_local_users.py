@@ -45,10 +45,10 @@ NOTHING = dict.fromkeys(EVERYTHING, False)
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """Make a folder that every user can enter, unlike pytest's own."""
+    """Make a folder that every user can enter, unlike pytest's temporary folders."""
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o755)
-    # A copy of the mode would keep other users out if the clone was made with umask 077.
+    # Do not copy the file's mode: in a clone made with umask 077, other users could not read the copy.
     shutil.copyfile(ROOT / "tests" / "support" / "intruder.py", folder / "intruder.py")
     yield folder
     shutil.rmtree(folder)
@@ -89,7 +89,7 @@ def intrude(folder: Path, port: int, tree: Path) -> dict[str, bool]:
 
 @marked(pytest.mark.network_namespaces)
 def test_the_attack_works_without_protection(open_folder: Path) -> None:
-    """If the attack did not work here, the tests below would not prove anything."""
+    """If the attack failed without protection, the other tests would not prove anything."""
     tree = open_folder / "tree"
     fill(tree)
     with private_network(), serve.running_server(tree) as server:
@@ -102,7 +102,9 @@ def test_the_server_refuses_unprivileged_ports(open_folder: Path) -> None:
     fill(tree)
     with serve.running_server(tree) as server:
         assert intrude(open_folder, server.port, tree) == NOTHING
-        assert serve.probe(server, tree) == "", "root connects from a reserved port"
+        assert serve.probe(server, tree) == "", (
+            "the probe runs as root and connects from a reserved port, so it must succeed"
+        )
     assert [path.name for path in tree.iterdir()] == ["bin"]
 
 
@@ -147,7 +149,7 @@ def test_a_private_network_cannot_be_reached_or_entered(open_folder: Path) -> No
 
 @marked(pytest.mark.network_namespaces)
 def test_other_users_cannot_reach_test_on_pis_server(open_folder: Path, tmp_path: Path) -> None:
-    """This runs test-on-pi with this machine in place of the virtual machine."""
+    """The test runs test-on-pi with this machine in place of the virtual machine."""
     tree, port = open_folder / "tree", free_port()
     fill(tree)
     up, go = tmp_path / "up", tmp_path / "go"
@@ -195,7 +197,7 @@ def test_a_missing_network_namespace_is_reported() -> None:
 
 @marked(pytest.mark.network_namespaces)
 def test_setuid_programs_of_clients_cannot_be_executed(exported: Config, open_folder: Path) -> None:
-    """This also applies to users with access to the server, because only root can enter the tree's folder."""
+    """Not even a user with access to the server can execute one, because only root can enter the tree's folder."""
     layout = Layout.of(exported)
     require_export(layout)
     with private_network(), serve.running_server(layout.tree) as server:
@@ -211,7 +213,9 @@ def test_the_next_use_restores_the_folders_mode(exported: Config) -> None:
     require_export(layout)
     found = layout.place.stat()
     assert (stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid) == (0o700, 0, 0)
-    assert stat.S_IMODE(layout.tree.stat().st_mode) == 0o755, "the mode of the board's /"
+    assert stat.S_IMODE(layout.tree.stat().st_mode) == 0o755, (
+        "the tree must keep its mode, which is the mode of the board's /"
+    )
 
 
 @pytest.fixture
@@ -309,7 +313,7 @@ def test_a_users_report_names_unreadable_files(exported: Config) -> None:
 def test_dockerds_socket_belongs_to_a_private_group() -> None:
     assert socket_group() == 0
     user = next(entry for entry in pwd.getpwall() if entry.pw_uid == entry.pw_gid == 1)
-    assert grp.getgrgid(1).gr_name == user.pw_name, "Debian's user daemon"
+    assert grp.getgrgid(1).gr_name == user.pw_name, "expected Debian's user daemon"
     with as_an_ordinary_user(1):
         assert socket_group() == 1
 
@@ -317,7 +321,7 @@ def test_dockerds_socket_belongs_to_a_private_group() -> None:
 @marked()
 @pytest.mark.parametrize(("number", "group"), [(65534, "nogroup"), (54321, "54321")])
 def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> None:
-    """Members of the group could become root."""
+    """Every member of the group could use the engine to become root."""
     with as_an_ordinary_user(number), pytest.raises(EngineUnavailable, match="every member of your group") as caught:
         socket_group()
     assert caught.value.found == f"the primary group {group}"
@@ -326,7 +330,7 @@ def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> N
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
-    """The lock file's name is the same for all users, so another user may have created a link there."""
+    """The lock file's name is the same for all users, so another user may have created a link with that name."""
     precious, lock, loader = tmp_path / "precious", tmp_path / "lock", tmp_path / "loader"
     precious.write_text("years of work")
     if kind == "symbolic":
@@ -355,7 +359,7 @@ def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
 
 
 def test_the_rpc_service_does_not_run_as_root() -> None:
-    """Every user of the board can connect to the service's port and run code there."""
+    """Every user of the board can connect to the service's port, and run code with the privileges of the service."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(ROOT / "recipes/tvm_server/files/etc/systemd/system/pitorch-rpc-server.service")

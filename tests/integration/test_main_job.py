@@ -59,7 +59,10 @@ def test_the_image_is_for_the_target_and_works(
 def test_the_image_label_lists_missing_pockets(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """The label lists the same pockets as the mirror's manifest. Older roots do not record missing pockets."""
+    """The label lists the same pockets as the mirror's manifest.
+
+    A root that an earlier version built does not record missing pockets.
+    """
     labels = client.images.get(product_config.image_reference("system")).labels
     noted = built.manifest("system").facts.get("left_out")
     assert noted == built.manifest("rootfs").facts.get("left_out")
@@ -114,7 +117,7 @@ def test_the_root_is_armhf_without_traces_of_the_tools(built: main_job.Built) ->
                 head = stream.read(20)
                 if head.startswith(b"\x7fELF"):
                     machines.add((head[4], int.from_bytes(head[18:20], "little")))
-    assert machines == {(1, 40)}, "only 32-bit ARM programs"
+    assert machines == {(1, 40)}, "expected only 32-bit ARM programs"
 
 
 def test_the_initramfs_has_drivers_and_only_target_programs(
@@ -211,7 +214,7 @@ def kernel_of_tvm(exported_config: Config, tmp_path: Path) -> Iterator[None]:
 
 ON_BOARD = ("test_selftest.py", "test_system.py", "test_torch_qpu.py", "test_tvm.py")
 SELECTED = "test_selftest or test_system or test_example_of_the_documentation or test_tvm"
-"""The tests of the board, and a cross-section of the others: torch with kernels of TVM and with a network on QPUs."""
+"""The tests of the board, and a selection of the others: torch with TVM's kernels, and with a network on the QPUs."""
 
 
 @pytest.mark.machine
@@ -233,7 +236,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
     if "torch" not in result.without:
         cases = list(ElementTree.parse(result.junit).iter("testcase"))  # noqa: S314 (pytest has just written it)
         ran = Counter(case.get("classname") for case in cases if case.find("skipped") is None)
-        assert ran["test_tvm"] == 22, "kernels of TVM on tensors of torch"
+        assert ran["test_tvm"] == 22, "expected 22 tests of TVM's kernels with torch tensors"
         assert ran["test_torch_qpu"] > 0
         if complete and built.manifest("torch").facts["self-contained"]:
             every = Counter(case.get("classname") for case in cases)
@@ -243,7 +246,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
     assert evidence["image"]["id"] == client.images.get(exported_config.image_reference("system")).id
     text = result.report.read_text()
     assert "not measured on hardware" in text
-    # The page may contain addresses (a mirror in a warning, XML namespaces), but must not load anything.
+    # The report may contain addresses (a mirror in a warning, XML namespaces), but must not load anything.
     loaded = re.findall(r"""(?:src|href)\s*=\s*["']?(?!#|data:)([^"'\s>]+)|(?:url\(|@import)\s*["']?([^"')]+)""", text)
     assert [place for places in loaded for place in places if "//" in place] == []
 
@@ -252,7 +255,7 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
 def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> None:
-    """With --chroot in QEMU, the self-test finds the entered tree's libqpu."""
+    """With --chroot in QEMU, the self-test must find libqpu in the entered tree."""
     result = suite.test_on_pi(exported_config, qemu=True, chroot=True, keyword="test_selftest", timing=False)
     assert result.ok, result.summary()
     booted = own_system.layout_of(exported_config)
@@ -264,12 +267,12 @@ def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> N
     assert link["holds"]
     made = booted.manifest.read_bytes()
     assert own_system.ready(exported_config) == booted
-    assert booted.manifest.read_bytes() == made, "it is not exported again"
+    assert booted.manifest.read_bytes() == made, "the tree must not be exported again"
 
 
 @pytest.mark.expensive
 def test_the_image_is_pushed_and_the_registry_confirms_it(built: main_job.Built, product_config: Config) -> None:
-    """The engine compresses a gigabyte for a minute; test_registry.py pushes small images."""
+    """The engine takes a minute to compress a gigabyte; test_registry.py pushes small images."""
     settings = local_registry.Settings(folder=product_config.build_root / "registry")
     with local_registry.serve(settings) as running:
         config = dataclasses.replace(

@@ -213,7 +213,7 @@ def test_command_line_adds_and_removes_urls(tmp_path: Path) -> None:
     ]
     assert inv(tmp_path, "mirror", A, "--remove").returncode == 0
     assert json.loads(file.read_text()) == {"registry-mirrors": [B]}
-    assert Path("/etc/docker/daemon.json").exists() == before, "the file of this machine is not changed"
+    assert Path("/etc/docker/daemon.json").exists() == before, "this machine's daemon.json must not change"
 
 
 def test_command_line_refuses_comma_separated_urls(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_engine_reloads_added_and_removed_mirrors(tmp_path: Path, daemon: Daemon
     state = mirrors.remove(daemon_json=file, daemon=daemon)
     assert state.in_effect
     assert state.active == ()
-    assert json.loads(daemon.state.read_text())["pid"] == pid, "it was reloaded, not restarted"
+    assert json.loads(daemon.state.read_text())["pid"] == pid, "the engine must be reloaded, not restarted"
 
 
 @pytest.mark.engine

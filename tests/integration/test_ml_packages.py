@@ -20,7 +20,7 @@ from toolchain.config import ROOT, Config
 
 
 def verified_packages(config: Config) -> set[str]:
-    """Read the names of all packages in the verified lists for the target's architecture."""
+    """Return the names of all packages in the verified lists for the target's architecture."""
     return apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture)
 
 
@@ -55,7 +55,7 @@ def test_other_archives_lack_what_the_data_says(
 @pytest.mark.machine
 @pytest.mark.timeout(5400)
 def test_each_package_is_used_in_the_image(product_config: Config, tmp_path: Path) -> None:
-    """Each package is used in a complete image without a kernel, in the same process as torch."""
+    """The test uses each package in the same process as torch, in an image that is complete except for the kernel."""
     image = dataclasses.replace(
         product_config.image, ml_packages=True, profile="container", name=f"{product_config.image.name}-ml"
     )

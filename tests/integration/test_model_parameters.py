@@ -91,7 +91,7 @@ def obtained(tvm: TvmEnvironment, board: servers.Running, content: bytes, tmp_pa
     given.write_bytes(content)
     words = [sys.executable, "-c", OBTAIN, str(board.port), str(board.process.pid), str(given)]
     printed = process.run(words, env=tvm.variables, limit_s=120).output
-    lines = printed.split("\n")  # splitlines() would split lines at the mark of reporting
+    lines = printed.split("\n")  # splitlines() would also split at the control character that marks reports
     facts: dict[str, str] = {}
     for line in lines:
         facts |= reporting.parse(line) or {}
@@ -100,7 +100,7 @@ def obtained(tvm: TvmEnvironment, board: servers.Running, content: bytes, tmp_pa
 
 
 def processes(group: int) -> set[str]:
-    """Return a group's processes, except those that have ended: the server reads their status later."""
+    """Return the processes of a group, without zombies, whose status the server reads later."""
     return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
 
 
@@ -204,7 +204,7 @@ def test_lost_client_of_a_model_leaves_the_cache_only(
         eventually(lambda: cache.is_dir() and [len(file.name) for file in cache.iterdir()] == [64])
         assert list(tmp_path.rglob("*.so"))
         began_s = computed_s(board)
-        eventually(lambda: computed_s(board) >= began_s + 3)  # the model runs
+        eventually(lambda: computed_s(board) >= began_s + 3)  # until the model runs
         client = process.output_of(["pgrep", "-P", str(os.getpid()), "-f", "model_worker"], limit_s=60)
         os.kill(int(client), signal.SIGKILL)
         thread.join()

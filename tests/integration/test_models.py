@@ -21,8 +21,8 @@ from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ResultMismatch, UserError
 
 QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
-# The engine does not have this image. PyTorch in the system image, which needs a minute under emulation, is tested in
-# test_models_in_images.py.
+# No image has this name. test_models_in_images.py tests PyTorch in the system image, which takes a minute under
+# emulation.
 SETTINGS = {"build": {"folder": "build/test"}, "image": {"name": "no-such-image"}}
 SUPPORT = Path(__file__).parent.parent / "support"
 
@@ -31,7 +31,7 @@ SUPPORT = Path(__file__).parent.parent / "support"
 def tvm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[environment.TvmEnvironment]:
     made = environment.ready_for_models(product_config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # for the parameters of the models
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # where the models' parameters are kept
         yield made
 
 
@@ -89,7 +89,7 @@ def test_wrong_small_output_next_to_a_large_one_is_found() -> None:
 
 
 def test_relu6_in_int8_is_close_to_float32() -> None:
-    """Upstream's relu6 with QNNPACK returns the elements of an image in channels_last in the wrong order."""
+    """Upstream's relu6 with QNNPACK returns the elements of channels_last images in the wrong order."""
     in_int8 = run("remote_models:limited").eager[1]
     assert in_int8.difference < 0.1 * in_int8.largest
 
@@ -101,7 +101,7 @@ def test_torchvision_network_agrees_with_pytorch(network: str) -> None:
     in_float32, in_int8 = done.eager
     assert in_float32.largest > 0.1
     assert in_int8.difference < 0.5 * in_int8.largest
-    # The parameters are in memory once: they are mapped, not copied.
+    # The parameters must be in memory only once, because they are mapped, not copied.
     assert 10 << 20 < done.parameter_bytes < done.peak_memory_bytes < 1.5 * done.parameter_bytes
 
 
@@ -135,7 +135,7 @@ for name in ("mobilenet_v2", "resnet18"):
 @pytest.mark.emulation
 def test_armv7_network_sends_its_parameters_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     needs_armv7()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the parameters of other tests
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # a new cache, without the parameters of other tests
     first, second = (run("remote_models:cnn", "armv7") for _ in range(2))
     assert first.checked == second.checked == 10
     assert first.parameters == "sent, and kept on the board"
@@ -220,7 +220,7 @@ def test_result_names_a_missing_image(tvm: environment.TvmEnvironment) -> None:
 def description(
     call: str = "aten.relu.default", expected: float = 0, runs: int = 1, given: tuple[float, float] = (0, 0)
 ) -> bytes:
-    """Return the description of a model that returns its first input, and the result of an operator for the second."""
+    """Return the description of a model with two outputs: its first input, and an operator's result for the second."""
     records = [{"dtype": "float32", "shape": [1], "offset": 64 * place} for place in range(3)]
     described = {
         "inputs": ["w", "x"],
@@ -395,7 +395,7 @@ int pitorch_model_run(const void *parameters, const void *const *inputs, void *c
 
 
 def test_c_program_names_the_cause_of_a_failure(tmp_path: Path) -> None:
-    """Reading a mapped page beyond the end of the file would end the program with SIGBUS."""
+    """If the program read a mapped page beyond the end of a file, SIGBUS would kill it without a message."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is missing; ./inv installs it")
     (tmp_path / "model.c").write_text(MODEL)

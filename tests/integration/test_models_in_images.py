@@ -33,7 +33,7 @@ def profiled(
     assert built.manifests
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))  # for the parameters of the model
+        patch.setenv("XDG_CACHE_HOME", str(folder))  # where the model's parameters are kept
         done = models.profile(
             product_config, model="remote_models:cnn", target="armv7", device="emulator", timing=QUICK, folder=SUPPORT,
             export=folder / "exported",

@@ -74,7 +74,7 @@ def exported(tmp_path: Path) -> Config:
 
 @contextlib.contextmanager
 def cable() -> Iterator[str]:
-    """Create a private network with the PC's end of a cable; yield the other end's namespace, as an argument of ip."""
+    """Create a private network with a virtual cable; yield the namespace of the board's end, as an argument of ip."""
     with private_network():
         namespace = f"pitorch-test-{os.getpid()}"
         ip("netns", "add", namespace)
@@ -146,7 +146,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
 
 
 def on_board(namespace: str, *words: str) -> str:
-    """Run a program at the other end of the cable."""
+    """Run a program at the board's end of the cable."""
     return process.run(["ip", "netns", "exec", namespace, *words], limit_s=90, check=False).output
 
 
@@ -189,7 +189,9 @@ def test_addresses_that_boards_of_the_lab_get_are_recorded(exported: Config) -> 
     name = f"b{board.address.rpartition('.')[2]}"
     events = board_events.read(board_events.of_netboot(config, name))
     assert {event.source for event in events} == {"dhcp"}
-    assert f"DHCPDISCOVER(toboard) {board.mac}" in events[0].text, "from the time before it had an address"
+    assert f"DHCPDISCOVER(toboard) {board.mac}" in events[0].text, (
+        "the log must include events from before the board had an address"
+    )
     assert any(f"DHCPOFFER(toboard) {board.address} {board.mac}" in event.text for event in events)
 
 
@@ -200,7 +202,7 @@ def test_a_board_whose_name_is_unknown_at_first_is_recorded(exported: Config, tm
     path = board_events.of_netboot(config, "pi3")
 
     def boot() -> None:
-        """Run in a thread with a mount namespace and an /etc/hosts of its own."""
+        """Boot with a private /etc/hosts. The thread that runs this gets a separate mount namespace."""
         assert ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) == 0
         process.run(["mount", "--make-rprivate", "/"])
         process.run(["mount", "--bind", hosts, "/etc/hosts"])
@@ -227,7 +229,7 @@ netboot.netboot(load_config({"build": {"folder": sys.argv[1]}, "nfs": {"address"
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_both_servers_and_leave_no_files(exported: Config, number: signal.Signals) -> None:
     with tempfile.TemporaryDirectory() as scratch, cable():
-        Path(scratch).chmod(0o755)  # dnsmasq is not root
+        Path(scratch).chmod(0o755)  # dnsmasq drops root privileges
         child = subprocess.Popen(
             [sys.executable, "-c", FOREGROUND, str(exported.build.folder), PC],
             cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": scratch},
@@ -363,7 +365,8 @@ def test_only_host_keys_of_boards_are_pinned(exported: Config) -> None:
         assert layout.known_hosts.read_text() == "* ssh-ed25519 BBBB\n* ssh-ed25519 AAAAC3Nz\n"
 
 
-# --- next to another DHCP server --------------------------------------------------------------------------------------
+# --- together with another DHCP server
+# --------------------------------------------------------------------------------------
 
 ASK = """
 import json, os, socket, struct
@@ -393,7 +396,7 @@ print(json.dumps(seen))
 
 @contextlib.contextmanager
 def bridged(name: str) -> Iterator[str]:
-    """Create a namespace with a cable to the private network's bridge; yield its name."""
+    """Create a namespace that is connected to the private network's bridge; yield its name."""
     namespace = f"pitorch-{name}-{os.getpid()}"
     ip("netns", "add", namespace)
     try:
@@ -407,7 +410,10 @@ def bridged(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def router() -> Iterator[None]:
-    """Run another DHCP server on the bridge. Its replies also name the PC as boot server, and U-Boot's script."""
+    """Run another DHCP server on the bridge.
+
+    Its replies also contain the PC's address as boot server, and the name of U-Boot's script.
+    """
     with bridged("router") as namespace:
         ip("-n", namespace, "address", "add", "192.168.77.254/24", "dev", "eth0")
         words = ["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--leasefile-ro", "--pid-file"]
@@ -429,7 +435,7 @@ def test_pc_adds_boot_information_next_to_a_router(exported: Config) -> None:
             address, names_the_pi = answers.pop("192.168.77.254")
             assert address.startswith("192.168.77.2")
             assert not names_the_pi
-            assert list(answers.values()) == [["0.0.0.0", True]], "the PC gives out no address"
+            assert list(answers.values()) == [["0.0.0.0", True]], "the PC must not assign an address"
             assert wait_for(lambda board: board.by_firmware).state == "address"
 
 
@@ -471,7 +477,7 @@ def u_boot(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def boards_of_qemu(count: int, bios: Path, folder: Path) -> Iterator[list[Path]]:
-    """Run machines, each with a cable to the PC, and U-Boot in place of the Pi's firmware; yield their consoles."""
+    """Run machines that are connected to the PC, with U-Boot in place of the Pi's firmware; yield their consoles."""
     consoles = [folder / f"console-{number}.log" for number in range(count)]
     with contextlib.ExitStack() as stack:
         for number, console in enumerate(consoles):
@@ -593,7 +599,7 @@ def layer_with(name: str, content: bytes, tar: Path) -> Artefact:
 @pytest.mark.machine
 @pytest.mark.timeout(2400)
 def test_deploy_reaches_all_boards(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
-    """A board sees a replaced file that it has read before and that one of its programs keeps open."""
+    """Each board reads the new content of a file that it has read before and that one of its programs keeps open."""
     layout = Layout.of(of_many)
     before = (layout.tree / HEADER).read_bytes()
     kept = {path: path.read_bytes() for path in (layout.manifest, *layout.folder.glob("sbom.*"))}
@@ -603,7 +609,7 @@ def test_deploy_reaches_all_boards(of_many: Config, u_boot: Path, tmp_path: Path
             assert run_on(of_many, board, "sh", "-c", f"tail -f /{HEADER} >/dev/null 2>&1 & cat /{HEADER}")
         try:
             deploy.put(layout, [layer_with(HEADER, b"// deployed\n", tmp_path / "new.tar")], owned_prefixes=())
-            time.sleep(2)  # boards keep the attributes of folders for 1 s
+            time.sleep(2)  # boards cache the attributes of folders for 1 s
             assert [run_on(of_many, board, "cat", f"/{HEADER}") for board in boards] == ["// deployed"] * 2
             refused = process.run(ssh(of_many, boards[0], "touch", "/opt/pitorch/new"), limit_s=300, check=False)
             assert "Read-only file system" in refused.output
@@ -620,7 +626,7 @@ def test_board_boots_next_to_a_router(of_many: Config, u_boot: Path, tmp_path: P
     network = bridge_for_boards(of_many), router(), booting(of_many, alone=False), boards_of_qemu(1, u_boot, tmp_path)
     with network[0], network[1], network[2] as wait_for, network[3]:
         (board,) = all_up(wait_for, 1)
-        assert board.address.startswith("192.168.77.2"), "an address of the router"
+        assert board.address.startswith("192.168.77.2"), "the router must assign the address"
         assert run_on(of_many, board, "hostname").endswith("-525400770001")
 
 

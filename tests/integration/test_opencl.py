@@ -181,7 +181,7 @@ def test_reference_gemm_agrees_to_three_decimals() -> None:
 
 
 def test_kernels_time_excludes_the_copies(board: LoaderSession, tmp_path: Path) -> None:
-    """The kernel is one work group, and the arrays have 128 MiB, so copies take nearly all of the request's time."""
+    """The kernel runs one work group, and the arrays have 128 MiB, so copies take nearly all of a request's time."""
     size = 1 << 24
     build(board, write(tmp_path, python=PYTHON.replace("(size,), (32,)", "(32,), (32,)")), size)
     numbers = [board.array(numpy.zeros(size, numpy.float32)), board.array(numpy.zeros(size, numpy.float32))]
@@ -356,7 +356,7 @@ def test_board_without_a_driver_or_device_is_reported(
 
 @pytest.mark.emulation
 def test_board_without_opencl_is_reported() -> None:
-    """There is no OpenCL library next to the cross compiler's C library."""
+    """The cross compiler's library folder contains no OpenCL library."""
     if not shutil.which("aarch64-linux-gnu-g++"):
         pytest.skip("aarch64-linux-gnu-g++ is missing; ./inv installs it")
     with loader_session.session(config(), targets.load("opencl"), parse("emulator")) as emulated:

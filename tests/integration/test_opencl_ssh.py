@@ -89,7 +89,7 @@ def test_loader_for_another_architecture_is_refused(
 ) -> None:
     monkeypatch.setattr(targets, "_DATA", ROWS)
     if host_architecture() == ARCHITECTURES["arm64"]:
-        pytest.skip("the loader for arm64 runs on this PC")
+        pytest.skip("requires a PC on which the loader for arm64 does not run")
     needs_compiler()
     with pytest.raises(PlatformMismatch, match=f"the loader does not run on {DEVICE}"):
         run(board, write(tmp_path))
@@ -101,7 +101,7 @@ def test_lost_connection_leaves_no_opencl_kernel_and_no_file(board: Running, tmp
     seen: list[Path] = []
 
     def computes() -> bool:
-        """Return whether a session has loaded the machine code of the kernel, as POCL does before it starts it."""
+        """Return whether a session has loaded the kernel's machine code, as POCL does before it runs a kernel."""
         found = ""
         for pid in board.programs("/loader"):
             with suppress(FileNotFoundError, ProcessLookupError):

@@ -4,7 +4,7 @@ adbd runs in a root with a shell, whose folder /data/local/tmp is like a phone's
 the state unauthorized is tested only with a list from adb devices (tests/unit/test_remote_parts.py).
 
 The loader for OpenCL is the program that is sent to phones. Android's C library is not available, so two small
-libraries with its names call glibc for arm64, whose dynamic linker takes the place of Android's.
+libraries with the same names call glibc for arm64, whose dynamic linker replaces Android's.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def root(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a phone's root: adbd, a shell and its tools."""
+    """Make a phone's root with adbd, a shell and command-line tools."""
     environment.ready(product_config)
     folder = tmp_path_factory.mktemp("phone") / "root"
     packages = ("adbd", "base-files", "coreutils", "dash")
@@ -167,14 +167,14 @@ def with_driver(product_config: Config, root: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def phone_with_driver(with_driver: Path, network: None) -> Iterator[Path]:
-    """Run adbd in that root."""
+    """Run adbd in the root of a phone with an OpenCL driver."""
     with adbd_in(with_driver):
         yield with_driver
 
 
 @pytest.fixture
 def patient(product_config: Config) -> Config:
-    """Allow the minutes that LLVM takes to compile a kernel under qemu-user."""
+    """Return a configuration with a long session limit, because LLVM takes minutes to compile under qemu-user."""
     return dataclasses.replace(product_config, remote=dataclasses.replace(product_config.remote, session_limit_s=1800))
 
 
@@ -261,7 +261,7 @@ def namespace(adbd: int) -> str:
 
 @pytest.fixture
 def kept(root: Path) -> Iterator[Path]:
-    """Return the folder in which the phone keeps the parameters of a model. Remove it after the test."""
+    """Yield the folder in which the phone keeps the parameters of a model. Remove the folder after the test."""
     folder = root / "data/local/tmp/pitorch"
     yield folder / "parameters"
     shutil.rmtree(folder, ignore_errors=True)
@@ -379,7 +379,7 @@ def test_opencl_library_that_cannot_be_opened_is_named(product_config: Config, a
 
 
 def test_requests_are_refused_by_the_loader_for_opencl(product_config: Config, android: Path) -> None:
-    """The loader reports its errors with exceptions, and continues."""
+    """After an error, for which the loader uses C++ exceptions, the session continues."""
     with loader_session.session(product_config, targets.load("opencl"), parse("adb://")) as board:
         for request, error in (("dance", "unknown request dance"), ("array f 4 1", "no kernel is loaded")):
             with pytest.raises(UserError) as caught:
@@ -444,7 +444,7 @@ def test_opencl_session_that_fails_leaves_nothing_on_a_phone(
 
 
 def mapped(name: str) -> bool:
-    """Return whether a process has mapped a file whose path ends in a name, as POCL does before it starts a kernel."""
+    """Return whether a process has mapped a file whose path ends with ``name``, as POCL does to run a kernel."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             if f"{name}\n" in maps.read_text():

@@ -133,7 +133,7 @@ def _checksum(data: bytes) -> int:
 def test_a_damaged_kernel_is_refused(qpu: ModuleType, axpy: Path) -> None:
     saved = axpy.read_bytes()
     at = saved.index(b"axpy")
-    for name in (b"axp\x00", b"axp\xff"):  # the second with a valid checksum
+    for name in (b"axp\x00", b"axp\xff"):  # the second kernel gets a valid checksum
         damaged = bytearray(saved[:at] + name + saved[at + 4 :])
         if name.endswith(b"\xff"):
             damaged[16:24] = _checksum(bytes(damaged)).to_bytes(8, "little")

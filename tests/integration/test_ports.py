@@ -19,9 +19,9 @@ from toolchain.ports import free_port
 def test_port_is_not_ephemeral() -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if lowest <= 1024:
-        pytest.skip("needs ports that are not ephemeral")
+        pytest.skip("needs a range of ephemeral ports that starts above 1024")
     found = {free_port() for _ in range(50)}
-    assert len(found) > 1, "two simultaneous callers get different ports"
+    assert len(found) > 1, "two simultaneous callers must get different ports"
     assert max(found) < lowest
     assert min(found) >= 1024
 
@@ -40,7 +40,7 @@ def test_an_address_of_another_machine_is_an_error() -> None:
 
 @pytest.mark.network_namespaces
 def test_used_ports_are_skipped() -> None:
-    """Only two ports are not ephemeral. First one of them is in use, then both."""
+    """All unprivileged ports but two are ephemeral. First, one of these two is in use, then both."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare, to set the range of ephemeral ports")
     script = (

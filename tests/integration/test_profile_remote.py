@@ -62,7 +62,10 @@ def run(device: str, *, queue_s: float = 60, session_s: float = 60, timing: Timi
 
 
 def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserError]]:
-    """Start a session that measures until it is stopped. Return its thread and a list that receives its error."""
+    """Start an endless measurement in a session.
+
+    Return its thread, and a list to which the session's error is added.
+    """
     ended: list[UserError] = []
 
     def hold() -> None:
@@ -98,7 +101,7 @@ def test_kernel_is_compiled_checked_and_timed_locally(kernel: str, size: int) ->
 
 
 def test_measurement_has_the_minimum_length() -> None:
-    """A measurement of 100 ms contains many runs of a kernel that takes 100 ns."""
+    """To measure for at least 100 ms, many runs of a kernel that takes 100 ns are necessary."""
     began = time.monotonic()
     done = run("local", timing=Timing(number=1, repeat=3, min_repeat_ms=100, warm_up=0))
     assert len(done.seconds) == 3
@@ -175,7 +178,7 @@ def test_unknown_key_is_reported_immediately(tvm: TvmEnvironment, tracker: serve
 
 
 def test_unknown_key_of_a_proxy_is_a_busy_board(tvm: TvmEnvironment) -> None:
-    """TVM's proxy lets clients wait for a board to connect, so an unknown key looks like a busy board."""
+    """TVM's proxy makes clients wait until a board connects, so an unknown key has the same effect as a busy board."""
     with servers.proxy(tvm) as proxy, pytest.raises(InUse) as caught:
         run(f"proxy://127.0.0.1:{proxy.port}/nobody", queue_s=2)
     assert caught.value.expected == "a session within 2 s"
@@ -198,7 +201,7 @@ def test_board_behind_a_proxy_is_busy_then_free_then_lost(tvm: TvmEnvironment) -
                 run(device, queue_s=6)
             return caught.value.found
 
-        with ThreadPoolExecutor(2) as pool:  # the proxy lets one client wait and rejects the other
+        with ThreadPoolExecutor(2) as pool:  # the proxy makes one client wait and rejects the other
             assert all(found.startswith("the board is in another session, or") for found in pool.map(too_many, "ab"))
         process.end_group(board.process, polite_s=0.2)
         thread.join()
@@ -285,7 +288,7 @@ def test_lost_client_leaves_no_process_and_no_file(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
     def processes(group: int) -> set[str]:
-        """Return a group's processes, except those that have ended: the server reads their status later."""
+        """Return the processes of a group, without zombies, whose status the server reads later."""
         return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
 
     with servers.board(tvm) as board:
@@ -303,7 +306,7 @@ def test_lost_client_leaves_no_process_and_no_file(
 
 
 def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker: servers.Running) -> None:
-    """The next client in the tracker's queue gets the board."""
+    """After the timeout, the next client in the tracker's queue gets the board."""
     with servers.board(tvm, key="short", tracker_port=tracker.port) as board:
         device = f"tracker://127.0.0.1:{tracker.port}/short"
         thread, ended = holding(device, session_s=10)
@@ -316,7 +319,7 @@ def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker:
 
 
 def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
-    """The board closes no connection, as in a power failure."""
+    """As in a power failure, the board does not close its connections."""
     with servers.board(tvm) as board:
         thread, ended = holding(f"127.0.0.1:{board.port}", session_s=8)
         until_in_session(board, 1)
@@ -328,7 +331,7 @@ def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
 
 
 def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TVM's server without the launcher would accept the next connection but never respond."""
+    """After a crash, TVM's server without the launcher would accept the next connection but never respond."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with servers.board(tvm) as board:
         device = f"127.0.0.1:{board.port}"

@@ -94,7 +94,7 @@ def test_paths_invalid_on_a_command_line_are_refused(tmp_path: Path, path: str) 
 def test_only_the_loopback_is_forwarded(tmp_path: Path) -> None:
     command = spec_of(tmp_path).command(2222, tmp_path / "a,b.log")
     assert "user,id=n0,hostfwd=tcp:127.0.0.1:2222-:22" in command
-    assert f"file:{tmp_path}/a,,b.log" in command, "a comma ends the name in QEMU's options"
+    assert f"file:{tmp_path}/a,,b.log" in command, "in QEMU's options, a comma in a file name must be doubled"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_cpu_of_another_architecture_is_refused() -> None:
 
 @pytest.mark.machine
 def test_machine_that_does_not_respond_is_reported(tmp_path: Path) -> None:
-    """QEMU runs a kernel without output."""
+    """The test boots a kernel that prints nothing."""
     process.require_program("qemu-system-arm", "for this test")
     machine = qemu.Machine(spec_of(tmp_path), tmp_path / "console.log")
     machine.start()
@@ -141,7 +141,7 @@ def test_qemus_error_is_reported(tmp_path: Path) -> None:
 
     def start() -> None:
         machine.start()
-        machine.wait_until_answers(60)  # On a busy machine, QEMU fails later.
+        machine.wait_until_answers(60)  # On a busy machine, QEMU fails only after start() has returned.
 
     with pytest.raises(BoardSilent) as caught:
         start()
@@ -210,4 +210,4 @@ def test_a_failed_boot_is_reported_at_once(
     text = str(caught.value)
     assert found in text
     assert fix in text
-    assert re.search(r"\| \S", text), "the error includes the last lines of the console"
+    assert re.search(r"\| \S", text), "the error must include the last lines of the console"

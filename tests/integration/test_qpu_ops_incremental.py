@@ -45,7 +45,7 @@ def compiler() -> str:
 
 
 class Build:
-    """A recipe in a folder, built by a real compiler on this PC, and its record."""
+    """A recipe that a real compiler on this PC builds in a folder, and the record of the last build."""
 
     def __init__(self, folder: Path) -> None:
         self.recipe, self.out = folder / "recipe", folder / "out"
@@ -65,7 +65,7 @@ class Build:
         ]
 
     def full(self, said: Callable[[str], str] = str) -> None:
-        """Build everything and record it; ``said`` can modify the output of the build."""
+        """Build everything and record the build; ``said`` can modify the recorded output."""
         shutil.copytree(self.recipe, self.previous.source)
         (self.previous.source / "build").mkdir()
         self._execute(self.commands)
@@ -81,7 +81,7 @@ class Build:
         wheel.unlink()
 
     def rebuild(self, surroundings: str = "as ever") -> Path | None:
-        """Update the previous build. Returns the wheel, or None if the record could not be used."""
+        """Update the previous build. Return the wheel, or None if the record cannot be used."""
         self.ran = []
         return self.previous.rebuild(self.recipe, surroundings, self._execute, self.out)
 
@@ -119,7 +119,7 @@ def test_only_a_changed_source_is_compiled_and_linked(build: Build) -> None:
         assert archive.read("trial/_native.so") == (build.previous.source / "build/_native.so").read_bytes()
         assert archive.testzip() is None
     assert build.rebuild() is not None
-    assert build.compiled() == [], "the build is up to date"
+    assert build.compiled() == [], "an up-to-date build must not compile anything"
 
 
 def test_a_build_with_garbled_output_is_not_recorded(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_failed_compilation_removes_the_record(build: Build) -> None:
         build.rebuild()
     assert "nothing" in caught.value.tail
     change(build, "csrc/one.cpp", "return nothing", "return FIRST")
-    assert build.rebuild() is None, "after a failure a full build is necessary"
+    assert build.rebuild() is None, "after a failure, only a full build is possible"
 
 
 @pytest.mark.parametrize("spoil", ["surroundings", "new file", "gone file", "torn record", "no record", "no wheel"])
@@ -218,7 +218,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     product_config: Config, built: main_job.Built, tmp_path: Path
 ) -> None:
     if not built.manifest("torch-site").facts["version"]:
-        pytest.skip("no torch wheel at hand, so no extension")
+        pytest.skip("the extension cannot be built: no torch wheel is available")
     data = recipe.load("qpu_ops")
     copy = tmp_path / "qpu_ops"
     shutil.copytree(data.folder, copy, ignore=shutil.ignore_patterns("__pycache__", "build"))
@@ -248,7 +248,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     def rebuild(folder: str) -> dict[str, bytes]:
         made = wheel(folder)
         log = (tmp_path / f"{folder}.log").read_text()
-        assert "build_with_installed_torch" not in log, "it was a full build"
+        assert "build_with_installed_torch" not in log, "the whole extension was built, not only the changes"
         assert "csrc/kernels.cpp" in log
         assert "csrc/bindings.cpp" not in log
         return made
@@ -265,7 +265,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
     changed_libraries = [name for name in libraries if rebuilt[name] != full[name]]
     assert [Path(name).parent.name for name in changed_libraries] == ["qpu_ops"]
     kernels.write_text(original)
-    assert rebuild("original") == full, "rebuilt from the changed sources, and built in full by the main job"
+    assert rebuild("original") == full, "a rebuild must give the same files as the main job's full build"
     kept = json.loads((product_config.target_root / "work/qpu-ops-previous/build.json").read_text())
     sources = list((copy / "csrc").rglob("*.cpp"))
     included = {line.split('"')[1] for path in sources for line in path.read_text().splitlines() if '.cpp"' in line}
@@ -281,7 +281,7 @@ def test_a_rebuild_installs_what_a_full_build_installs(
 def test_native_and_cross_builds_give_the_same_wheel(
     product_config: Config, workbench: Mapping[str, Manifest], tmp_path: Path, small: bool
 ) -> None:
-    """The complete extension is compiled a second time only weekly."""
+    """Only the weekly run compiles the complete extension a second time."""
     if not workbench["torch-site"].facts["version"]:
-        pytest.skip("no torch wheel at hand, so no extension")
+        pytest.skip("the extension cannot be built: no torch wheel is available")
     container_and_cross_builds_agree(product_config, workbench, tmp_path, small=small)

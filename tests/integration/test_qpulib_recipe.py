@@ -281,7 +281,7 @@ def test_proxies_are_used(
     assert asked[0].startswith(("CONNECT upstream.invalid:443 ", "GET http://upstream.invalid/QPULib.git/"))
 
 
-# A checkout of the user.
+# The user's checkout.
 
 
 def test_a_users_checkout_is_used(upstream: Upstream, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_fetched_commit_without_the_library_is_rejected(upstream: Upstream, tm
 
 
 def test_an_unpacked_archive_is_used_with_a_warning(upstream: Upstream, tmp_path: Path) -> None:
-    """This applies even inside another git tree, whose commit must not be used."""
+    """The archive may be unpacked inside another git checkout, whose commit must not be used."""
     outer = tmp_path / "outer"
     outer.mkdir()
     git(outer, "init", "--quiet")
@@ -372,7 +372,7 @@ def checkout(upstream: Upstream, tmp_path: Path) -> Checkout:
 
 
 def made(checkout: Checkout, work: Path, mode: str = "emulation", *, debug: bool = False) -> tuple[Path, str]:
-    """Build for this PC with its own compiler. Returns the staged root and the output of CMake and the compilers."""
+    """Build for this PC with its own compiler. Return the staged root and the output of CMake and the compilers."""
     log = work / "log"
     files.remove(log)
     variant, recipe = Variant(mode=mode, debug=debug), load("qpulib")
@@ -537,7 +537,9 @@ def test_the_choice_is_an_input_of_the_step() -> None:
     assert len({tuple(sorted(item.items())) for item in inputs}) == len(choices)
     assert [item["library"] for item in inputs] == ["local", "upstream", "upstream", "upstream"]
     assert inputs[1]["source"] == f"commit {load('qpulib').settings['commit']}"
-    assert libqpu_step(upstream_mode="qpu").inputs == libqpu_step().inputs, "only an input with library: upstream"
+    assert libqpu_step(upstream_mode="qpu").inputs == libqpu_step().inputs, (
+        "upstream_mode must be an input only with library: upstream"
+    )
 
 
 def planned(tmp_path: Path, choice: str) -> subprocess.CompletedProcess[str]:
@@ -559,7 +561,7 @@ def test_command_line_selects_upstream_qpulib(tmp_path: Path) -> None:
     wrong = planned(tmp_path, "upstreem")
     assert wrong.returncode == 11
     assert "qpu.library: expected one of local, upstream; did you mean 'upstream'?, found 'upstreem'" in wrong.stderr
-    assert not (tmp_path / "build").exists(), "planning changes nothing"
+    assert not (tmp_path / "build").exists(), "planning must not change anything"
 
 
 @pytest.mark.parametrize("task", ["shell", "deploy"])
@@ -599,7 +601,7 @@ def test_cross_compiled_qpulib_loads_in_the_image(
             tar,
             tmp_path / "logs" / "libqpu.log",
         )
-    assert compiled((tmp_path / "logs/libqpu.log").read_text()) == set(), "the second build compiles nothing"
+    assert compiled((tmp_path / "logs/libqpu.log").read_text()) == set(), "the second build must not compile anything"
     stage = tmp_path / "stage"
     stage.mkdir()
     subprocess.run(["tar", "-xf", tar, "-C", stage, "--no-same-owner"], check=True)

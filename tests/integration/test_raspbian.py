@@ -1,4 +1,4 @@
-"""Tests of Raspbian and the Raspberry Pi kernel: which archive each package comes from. Test archives are served here.
+"""Tests of Raspbian and the Raspberry Pi kernel: which archive each package comes from. Archives are served here.
 
 The tests do not access the real archives: they run the project's code, apt and dpkg on packages that are created here.
 """
@@ -58,7 +58,7 @@ def of_this_pc() -> list[Package]:
     """Make Debian's tools for the PC that runs the tests."""
     roles = ("standing_in", "depmod", "compiler", "builder")
     names = {name for role in roles for name in packages_for(role, IMAGE) if not name.startswith("libpython")}
-    # Target packages are named with their architecture.
+    # The names of target packages include the architecture.
     parts = [name.partition(":") for name in sorted(names)]
     return [
         *(Package(name=name, version=DEBIANS, architecture=of or "amd64", depends="libc6") for name, _, of in parts),
@@ -120,13 +120,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def config_for(folder: Path, **image: object) -> Config:
-    """Return a configuration with its products in a folder."""
+    """Return a configuration whose build folder is ``folder``."""
     settings = {"flavour": "raspbian", **image}
     return load_config({"image": settings, "build": {"folder": str(folder)}, "torch": {"wheelhouse": []}})
 
 
 def ran(config: Config, *names: str) -> Mapping[str, Manifest]:
-    """Run steps of the main job with their prerequisites. Returns their manifests."""
+    """Run steps of the main job with their prerequisites. Return their manifests."""
     with Context(config) as context:
         pipeline = pipelines.main_job(context)
         wanted = set(names)
@@ -144,7 +144,7 @@ def fetched(config: Config, role: str) -> dict[str, str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can set the owners of files")
 def test_tools_are_debians_and_roots_are_raspbians(world: World, tmp_path: Path) -> None:
-    """Apt allows only one version of a package whose architectures share files."""
+    """If two architectures of a package share files, apt requires the same version of both."""
     config = config_for(tmp_path, profile="container")
     with world.serving():
         made = ran(config, "tools", "archives")
@@ -157,7 +157,9 @@ def test_tools_are_debians_and_roots_are_raspbians(world: World, tmp_path: Path)
     assert "is not ARMv6 code" in warning
     root = fetched(config, "rootfs")
     assert root["libc6:armhf"] == RASPBIANS
-    assert set(root.values()) == {RASPBIANS, TWINS, "1.0"}, "1.0 is the keyring's version"
+    assert set(root.values()) == {RASPBIANS, TWINS, "1.0"}, (
+        "all packages must be from Raspbian; 1.0 is the keyring's version"
+    )
 
 
 @pytest.mark.parametrize(("flavour", "of_the_rest"), [("debian", DEBIANS), ("raspbian", RASPBIANS)])
@@ -182,7 +184,9 @@ def test_only_kernel_and_firmware_come_from_raspberry_pi(
     with Context(config) as context:
         for role, packages in (("dev", packages_for("dev", config.image)), ("small", ("python3",))):
             spec = roots.root_spec(context, role, packages, mirror, (context.target,))
-            assert {item.archive for item in spec.sources} == {flavour}, "only the root with the kernel uses theirs"
+            assert {item.archive for item in spec.sources} == {flavour}, (
+                "only the root with the kernel must use the Raspberry Pi archive"
+            )
         spec = roots.root_spec(
             context, "small-tools", ("python3", "raspi-firmware"), mirror, (context.native, context.target)
         )
@@ -198,7 +202,9 @@ def test_raspbian_uses_debians_kernel(world: World, tmp_path: Path) -> None:
         *("linux-image-armmp:armhf", "linux-image-6.12.107+deb13-armmp:armhf", "debian-archive-keyring:armhf")
     }
     (twin,) = (tmp_path / "archives" / "raspbian-trixie-armhf-rootfs").glob("less_*.deb")
-    assert "Raspbian" in run(["dpkg-deb", "--fsys-tarfile", twin]).output, "if versions are equal, the first archive's"
+    assert "Raspbian" in run(["dpkg-deb", "--fsys-tarfile", twin]).output, (
+        "if versions are equal, the first archive's package must be used"
+    )
     with Context(config) as context:
         (step,) = (item for item in pipelines.main_job(context).steps if item.name == "rootfs")
         assert "linux-image-armmp" in step.inputs["packages"]
@@ -206,7 +212,7 @@ def test_raspbian_uses_debians_kernel(world: World, tmp_path: Path) -> None:
         assert [item.archive for item in spec.sources] == ["raspbian", "debian", "debian", "debian"]
         assert "Pin: release o=Debian\nPin-Priority: -1\n" in apt.preferences_text(spec.sources)
         spec = roots.root_spec(context, "small-tools", ("linux-image-armmp",), mirror, (context.native, context.target))
-        assert apt.preferences_text(spec.sources) == "", "all programs for this PC are Debian's"
+        assert apt.preferences_text(spec.sources) == "", "all programs for this PC must be Debian's"
 
 
 def test_64_bit_board_gets_a_64_bit_kernel(world: World, tmp_path: Path) -> None:

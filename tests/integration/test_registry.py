@@ -74,7 +74,7 @@ def test_pushed_image_is_in_the_registry(client: docker.DockerClient, plain: Reg
     stored = blobs_on_disk(plain)
     parts = [answer.json()["config"], *answer.json()["layers"]]
     assert pushed.size == sum(stored[part["digest"].removeprefix("sha256:")] for part in parts)
-    assert tags_of(client, config) == before, "no additional name in the engine"
+    assert tags_of(client, config) == before, "the engine must not have an additional name"
 
 
 def test_second_push_sends_nothing(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_pulled_image_equals_the_pushed_one(client: docker.DockerClient, plain: 
         assert (pulled.platform, pulled.size) == ("linux/arm/v7", pushed.size)
         assert (pulled.layers, pulled.received) == (2, 2)
         assert client.images.get(name).id == identity
-        assert tags_of(client, config) - before == {name}, "only the local name"
+        assert tags_of(client, config) - before == {name}, "the pulled image must have only the local name"
         digests = client.images.get(name).attrs["RepoDigests"]
         assert not [one for one in digests if one.startswith(plain.address)]
         again = pull(config)
@@ -128,7 +128,7 @@ def test_interrupted_pull_leaves_no_name(
         return [digest for digest in found if digest.startswith(plain.address)]
 
     def interrupt(*_: object) -> None:
-        assert digests(), "the engine has named the image"
+        assert digests(), "the interrupt must come after the engine has named the image"
         raise fault("now")
 
     try:
@@ -199,7 +199,7 @@ def test_image_for_another_platform_is_not_pulled(client: docker.DockerClient, p
     assert (caught.value.expected, caught.value.found) == ("linux/arm/v7", "linux/amd64")
     assert tags_of(client, config) == before
     digests = [digest for one in client.api.images() for digest in one["RepoDigests"] or []]
-    assert not [digest for digest in digests if digest.startswith(plain.address)], "nothing was transferred"
+    assert not [digest for digest in digests if digest.startswith(plain.address)], "no image must be transferred"
 
 
 def test_pull_selects_the_platform_from_an_index(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_environment_overrides_the_store(
     store_login(docker_config, guarded.address, password="an old one")
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
     with image(client, config.image_reference("system")):
-        assert registry.push(config).layers == 1, "user from the store, password from the environment"
+        assert registry.push(config).layers == 1, "expected the stored user with the password from the environment"
         assert registry.push(config, user=USER).layers == 1
 
 
@@ -463,7 +463,7 @@ def test_token_authentication(
                     store_login(docker_config, running.address)
                 assert registry.push(config).sent == 1
                 (docker_config / "config.json").unlink()
-                assert pull(config).layers == 1, "anonymous pull is allowed"
+                assert pull(config).layers == 1, "an anonymous pull must be allowed"
                 server.anonymous = False
                 with pytest.raises(AccessDenied):
                     pull(config)
@@ -514,7 +514,7 @@ def test_password_is_never_shown(
     text = captured.out + captured.err + caplog.text + text_of(fault) + "".join(seen) + repr(config)
     text += guarded.settings.log.read_text()
     assert len(seen) > 1
-    assert "hidden" in text, "the collected text is not empty"
+    assert "hidden" in text, "the collected text must contain the repository's name"
     for secret in secrets_of(password):
         assert secret not in text
     assert (fault is None) == (password == PASSWORD)
@@ -565,11 +565,11 @@ def test_ctrl_c_stops_the_push(client: docker.DockerClient, plain: Registry, tmp
             finally:
                 child.kill()
                 child.wait()
-            assert "KeyboardInterrupt" in output, "tasks.py exits with 130 then"
+            assert "KeyboardInterrupt" in output, "tasks.py catches KeyboardInterrupt and exits with 130"
             assert tags_of(client, config) == before
             # Data in the kernel's buffers (several MiB) still passes through the slow relay.
             wait_for(lambda: is_idle(slow))
-            assert slow.sent < 15 * MIB, "the engine stopped as well"
+            assert slow.sent < 15 * MIB, "the engine must stop the push as well"
     assert ask(plain, "/v2/pitorch/interrupted/tags/list").status_code == 404
 
 

@@ -217,7 +217,7 @@ def test_certificate_for_another_host_is_refused(client: docker.DockerClient, tm
     settings = Settings(folder=tmp_path / "tls", host=address, variables=with_tls(certificate, key))
     need("docker-registry")
     with pytest.raises(Exception, match="did not start"):
-        # The check that the registry has started verifies the certificate.
+        # The check of whether the registry has started verifies the certificate, and so fails.
         _start_with_short_limit(settings)
 
 
@@ -287,7 +287,7 @@ def test_killed_engine_is_reported_during_a_push(tmp_path: Path, monkeypatch: py
                 return sent > MIB
 
             summaries: list[str] = []
-            # Removing the image fails too, which would hide a failed assertion in the block.
+            # Removing the image fails too, which would mask a failed assertion in the block.
             with contextlib.suppress(OSError), image(other, config.image_reference("system"), (8 * MIB,)):
                 slow.watch = kill
                 try:
@@ -345,7 +345,7 @@ def test_full_registry_is_reported_at_once(client: docker.DockerClient, tmp_path
             assert TAG not in ask(running, "/v2/pitorch/system/tags/list").text
             subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True, timeout=30)
             pushed = registry.push(config)
-        assert pushed.sent in (1, 2), "the small layer may have arrived before"
+        assert pushed.sent in (1, 2), "the small layer may have been pushed before the disk was full"
         assert_held_once(running, pushed)
 
 
@@ -367,7 +367,7 @@ def killed_once(
     proxy.watch = watch
     try:
         yield
-        assert timers, "it was not killed"
+        assert timers, "the registry was not killed"
     finally:
         for timer in timers:
             timer.join()
@@ -403,7 +403,7 @@ def is_layer_request(block: bytes, _sent: int) -> bool:
 def test_push_is_retried_if_the_manifest_fails(
     client: docker.DockerClient, tmp_path: Path, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine itself never retries a manifest."""
+    """The engine itself never retries the upload of a manifest."""
     settings = Settings(folder=tmp_path / "r", port=free_port())
 
     def delays() -> Iterator[float]:
@@ -425,7 +425,7 @@ def test_push_is_retried_if_the_manifest_fails(
         proxy.watch = watch
         with image(client, config.image_reference("system"), (4 * KIB, 256 * KIB)):
             pushed = registry.push(config)
-        assert pushed.sent == 2, "each layer once"
+        assert pushed.sent == 2, "each layer must be sent once"
         assert_held_once(running, pushed)
         assert len(warned) == 3
 

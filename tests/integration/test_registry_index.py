@@ -1,4 +1,4 @@
-"""Tests of one tag for several architectures' images, with a real registry and a real engine."""
+"""Tests of a single tag for the images of several architectures, with a real registry and a real engine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def test_each_engine_gets_its_own_image_from_one_tag(
     assert (again.digest, [image.sent for image in again.images]) == (pushed.digest, [0, 0])
 
     forget(client, *(config.image_reference("system") for config in configs))
-    for platform, identity in zip((ARM, ARM64), identities, strict=True):  # as `docker pull` on a board
+    for platform, identity in zip(
+        (ARM, ARM64), identities, strict=True
+    ):  # the image that `docker pull` selects on a board
         client.api.pull(pushed.reference.name, tag="trixie", platform=platform)
         assert client.images.get(str(pushed.reference)).id in (identity, pushed.digest)
         forget(client, str(pushed.reference))

@@ -120,7 +120,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Front(http.server.ThreadingHTTPServer):
-    """A server in front of a registry (HOST:PORT), or without one."""
+    """An HTTP server that can forward requests to a registry (HOST:PORT)."""
 
     daemon_threads = True
 
@@ -216,13 +216,13 @@ def test_failed_first_request_is_retried(fault: Hook) -> None:
 
     with front(hook) as server, connected_to(server.address) as remote:
         assert log_in(remote, actions="pull", user="") is None
-        assert server.requests == ["GET /v2/"] * 3, "failure, success, login"
+        assert server.requests == ["GET /v2/"] * 3, "expected a failed request, its retry, and the login"
 
 
 @temporary_faults
 @pytest.mark.parametrize("part", ["manifests", "blobs"])
 def test_failed_look_up_of_artefacts_is_retried(plain: Registry, tmp_path: Path, fault: Hook, part: str) -> None:
-    """Two requests fail, because a failed HEAD of a manifest is followed by GET if the registry sent a status."""
+    """The first two requests fail, because the client sends a GET after a HEAD that fails with a status code."""
     config = config_for(tmp_path / "here", plain.address)
     artefacts.put(config, "thing", KEY, products(tmp_path))
     artefacts.push(config)
@@ -258,7 +258,7 @@ def test_failed_download_by_verify_is_retried(plain: Registry, tmp_path: Path, f
         return len(downloads) == 1 and fault(handler)
 
     def half(handler: Handler, body: bytes) -> None:
-        """Send half of the layer at the second attempt."""
+        """Send only half of the layer in response to the second request."""
         handler.wfile.write(body[: MIB // 2] if len(downloads) == 2 else body)
         if len(downloads) == 2 and len(body) == MIB:
             handler.hang_up()
@@ -303,7 +303,7 @@ def test_failed_upload_of_signatures_is_retried(
         assert isinstance(done, registry.PushedIndex)
         digests = [*(one.digest for one in done.images), done.digest]
         manifests = [f"PUT {one.replace(':', '-')}.{kind}" for one in digests for kind in ("sig", "att")][:-1]
-        assert failed == {"POST uploads", "PUT uploads", *manifests}, "an index has no statements"
+        assert failed == {"POST uploads", "PUT uploads", *manifests}, "an index has signatures, but no statements"
         for config in configs:
             publish.verify_image(config, str(done.reference), key=keys.public)
 
@@ -425,7 +425,7 @@ def test_invalid_manifests_are_refused(manifest: object) -> None:
         with pytest.raises((RegistryFailed, PlatformMismatch)) as caught:
             read_image(remote, "linux/arm/v7")
     assert str(caught.value).replace("\n", "").isprintable()
-    assert not isinstance(caught.value, RegistryBroke), "a retry would not help"
+    assert not isinstance(caught.value, RegistryBroke), "the error must not be one that is retried"
 
 
 def test_invalid_content_length_is_refused() -> None:
@@ -479,7 +479,7 @@ def test_403_from_the_engine_does_not_suggest_a_login() -> None:
     assert str(fault).startswith("access to pitorch/system at 127.0.0.1:5000 denied")
     assert "docker login" not in str(fault)
     anonymous = transfer.explain("denied: requested access to the resource is denied", reference, None)
-    assert "docker login" in anonymous.fix, "a login may help"
+    assert "docker login" in anonymous.fix, "the fix must suggest a login"
     assert "administrator" in transfer.explain("denied: not yours", reference, ME).fix
 
 
@@ -490,7 +490,7 @@ def test_403_from_the_engine_does_not_suggest_a_login() -> None:
 def test_repeated_resets_end_the_push_early(
     client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, the engine would retry each layer for 50 s, in each of five attempts."""
+    """If the push continued, the engine would retry each layer for 50 s in each of five attempts."""
     for module in (retries, transfer):
         monkeypatch.setattr(module, "PATIENCE_S", 6.0)
 
@@ -507,7 +507,7 @@ def test_repeated_resets_end_the_push_early(
 
 
 class Clock:
-    """A clock that only planned waiting advances, so that the speed of the machine has no influence."""
+    """A clock that advances only by planned delays, so that the speed of the machine has no influence."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -522,7 +522,7 @@ class Clock:
 
     @contextlib.contextmanager
     def engine_events(self, *arguments: Any) -> Iterator[Iterator[Mapping[str, Any]]]:
-        """Yield the engine's events. Before a retry, the engine reports each second of its waiting."""
+        """Yield the engine's events. Advance the clock by each second that the engine reports before a retry."""
 
         def count(stream: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
             for event in stream:
@@ -534,7 +534,7 @@ class Clock:
 
 
 def resets(answered: str, handler: Handler) -> bool:
-    """Reset all connections except those for what is ``answered``: nothing, the login, or look-ups."""
+    """Reset all connections, except those for the login (``answered`` is "login") or also for look-ups ("look-ups")."""
     if answered != "nothing" and handler.path == "/v2/":
         return handler.reply(200)
     if answered == "look-ups" and handler.command == "HEAD":
@@ -616,7 +616,7 @@ def test_stalled_layer_ends_the_pull(
         blobs = [line for line in server.requests if line.startswith("GET") and "/blobs/" in line]
     assert caught.value.exit_code == 35
     assert "stalled" in str(caught.value)
-    assert len(blobs) <= 4, "the configuration, twice, and each layer once"
+    assert len(blobs) <= 4, "at most two requests for the configuration, and one for each layer"
 
 
 def download(remote: Connection, size: int, folder: Path) -> None:

@@ -51,7 +51,7 @@ def test_down_keeps_images_and_purge_deletes_them(config: Config) -> None:
     assert not local_registry.down(config).running
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(running.address.rpartition(":")[2])), timeout=5)
-    assert not local_registry.down(config).running, "already stopped"
+    assert not local_registry.down(config).running, "stopping a stopped registry must not be an error"
     assert (running.settings.images / "file").exists()
     local_registry.down(config, purge=True)
     assert not running.settings.folder.exists()
@@ -208,7 +208,7 @@ def test_configured_address_of_this_machine_is_used(tmp_path: Path) -> None:
         settings = Settings.of(config_for(tmp_path, f"{own}:5001"))
         assert (settings.host, settings.port) == (own, 5001)
     settings = Settings.of(config_for(tmp_path, f"{own}:5001"))
-    assert (settings.host, settings.port) == ("127.0.0.1", 5000), "the address no longer exists"
+    assert (settings.host, settings.port) == ("127.0.0.1", 5000), "the address must no longer exist"
 
 
 def test_localhost_means_loopback(tmp_path: Path) -> None:

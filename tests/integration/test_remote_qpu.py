@@ -68,7 +68,7 @@ def test_model_time_grows_with_the_work(product_config: Config, kernel: str, siz
 
 
 def test_model_clock_counts_runs_since_its_creation(product_config: Config, tmp_path: Path) -> None:
-    """The clock must be correct in every run: the session runs the kernel again to time it."""
+    """The model's clock must be correct in every run, because the session runs the kernel again to time it."""
     path = write(tmp_path)
     once = TWICE[TWICE.index("  kernel(") : TWICE.index("  return")]
     counted = f"""  const pitorch::ModelClock clock;

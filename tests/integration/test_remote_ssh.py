@@ -43,12 +43,12 @@ DEVICE = f"tree://root@{BOARD}"
 QUICK = Timing(number=1, repeat=2, min_repeat_ms=0, warm_up=0)
 ENDLESS = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
 BUSY_S = 2.0
-"""Processor time that a program uses only in an endless measurement: the loader starts in less."""
+"""Processor time that only an endless measurement uses. The loader needs less time to start."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """The configuration to reach the board, and its network namespace."""
+    """The configuration for sessions on the board, and the board's network namespace."""
 
     config: Config
     namespace: str
@@ -63,7 +63,10 @@ class Running:
         return found
 
     def loaders(self) -> set[str]:
-        """Return the files that running sessions execute. A shell that is about to start one does not count."""
+        """Return the files that running sessions execute.
+
+        Shells that have not started their program yet are ignored.
+        """
         words = set()
         for pid in self.programs("/loader"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -79,7 +82,7 @@ class Running:
         return total
 
     def lose(self, seen: list[Path]) -> None:
-        """Wait until the session's program works, note its file, and end the SSH login as a lost connection would."""
+        """Wait until the session's program computes, record its file, and end the SSH login like a lost connection."""
         (word,) = eventually(self.loaders)
         seen.append(Path(word))
         eventually(lambda: self.busy_s() > BUSY_S)
@@ -135,7 +138,7 @@ def test_model_runs_in_tvm_and_in_the_boards_torch(board: Running) -> None:
 
 
 def test_a_kernel_runs_on_a_place_of_the_lab(product_config: Config, tmp_path: Path) -> None:
-    """The lab is used from other processes, because threads of gRPC in this one may be in another network namespace."""
+    """Other processes access the lab, because gRPC's threads in this process may be in another network namespace."""
     with serving(product_config, tmp_path, with_torch=False) as board:
         settings = {
             "INVOKE_BUILD_FOLDER": str(board.config.build.folder),

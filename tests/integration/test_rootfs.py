@@ -73,8 +73,12 @@ def test_the_same_inputs_give_the_same_tar_emulated_or_not(
             if name == "native":
                 assert checked_by_hash(archive) == []
                 assert "copyright" in documents(archive)
-                assert documents(archive) <= {"copyright", "locale.alias", "dir"}, "no package contains dir"
-                assert "./etc/dpkg/dpkg.cfg.d/lean" in archive.getnames(), "packages added on the board are lean too"
+                assert documents(archive) <= {"copyright", "locale.alias", "dir"}, (
+                    "only locale.alias and dir, which is in no package, are allowed"
+                )
+                assert "./etc/dpkg/dpkg.cfg.d/lean" in archive.getnames(), (
+                    "packages that are installed on the board must omit documentation too"
+                )
         tar.unlink()
     assert digests["native"] == digests["emulated"]
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(("first", "native", "emul"))] == []
@@ -103,7 +107,7 @@ def test_documentation_is_installed_on_request(spec: rootfs.RootSpec, product_co
 
 
 def test_tests_are_left_out_and_modules_are_compiled(built: Built) -> None:
-    """py3compile would report files that a package lists but that do not exist."""
+    """In the root, py3compile would report files that a package lists but that do not exist."""
     with tarfile.open(built.manifest("rootfs").artefact(".tar").path, "r:") as archive:
         modules = {item.name for item in archive if item.isreg() and item.name.endswith((".py", ".pyc"))}
     packages = "./usr/lib/python3/dist-packages"
@@ -143,7 +147,7 @@ def test_only_matching_byte_code_gets_the_source_time(tmp_path: Path) -> None:
         os.utime(source, (seconds, seconds))
     (tmp_path / "other.py").write_text("NAME = 'else'\n")
     (tmp_path / "__pycache__" / f"gone.{sys.implementation.cache_tag}.pyc").write_bytes(b"short")
-    # This byte code is from another Python version with another hash key.
+    # Byte code of another Python version, which uses another hash key.
     source, foreign = tmp_path / "foreign.py", tmp_path / "__pycache__" / "foreign.cpython-999.pyc"
     source.write_text("NAME = 1\n")
     os.utime(source, (1000, 1000))
@@ -172,7 +176,7 @@ def test_only_matching_byte_code_gets_the_source_time(tmp_path: Path) -> None:
 
 
 def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
-    """Both programs in the pipe detect damage: a file that is not a package, and a truncated package."""
+    """Each of the two programs in the pipe detects damage: a file that is not a package, and a truncated package."""
     (tmp_path / "whole/DEBIAN").mkdir(parents=True)
     (tmp_path / "whole/DEBIAN/control").write_text(
         "Package: whole\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
@@ -193,7 +197,7 @@ def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
-    """A full disk is not reported as a damaged package, for which dpkg-deb and tar return the same exit statuses."""
+    """A full disk must not be reported as a damaged package, although dpkg-deb and tar exit with the same statuses."""
     (tmp_path / "large/DEBIAN").mkdir(parents=True)
     (tmp_path / "large/DEBIAN/control").write_text(
         "Package: large\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"
@@ -224,7 +228,7 @@ def test_a_full_disk_under_the_builder_image_is_reported(tmp_path: Path) -> None
 def test_a_root_larger_than_memory_is_built_on_disk(
     built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    """This can happen with many image.extra_packages. The memory limit is reduced here."""
+    """A root can be so large if image.extra_packages is long. The test reduces the memory limit instead."""
     monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
     with Context(product_config) as context:
         spec = roots.root_spec(context, "small", ("bash",), built.manifest("mirror"), (context.native,))

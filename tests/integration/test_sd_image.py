@@ -200,7 +200,7 @@ def mounted(device: Path, place: Path, *options: str) -> Iterator[Path]:
 
 
 def test_the_root_has_the_files_of_the_image(card: Card, tmp_path: Path) -> None:
-    """The test compares owners, modes, times, hard links, devices, attributes and names, except what a card changes."""
+    """Owners, modes, times, hard links, devices, attributes and names are equal, except where a card must differ."""
     with contextlib.closing(connect()) as client:
         source = unpack.find_image(client, card.config.image_reference("system"), card.config.image.target)
         unpack.unpack(client, source, tmp_path / "tree")
@@ -255,11 +255,13 @@ def test_an_ordinary_user_makes_the_same_image(card: Card, open_checkout: Path, 
     assert theirs.image.stat().st_uid == USER
     made = Manifest.read(theirs.manifest)
     assert made is not None
-    facts = [{**item.facts, "built_image": ""} for item in (made, card.manifest)]  # only the folder of the build has it
+    facts = [
+        {**item.facts, "built_image": ""} for item in (made, card.manifest)
+    ]  # known only where the image was built
     assert facts[0] == facts[1]
     for mine, other in zip([ours.image, ours.bmap, *ours.sbom], [theirs.image, theirs.bmap, *theirs.sbom], strict=True):
         assert files.sha256_of(other) == files.sha256_of(mine), mine.name
-    assert not list(theirs.place.glob(".*")), "nothing is left over"
+    assert not list(theirs.place.glob(".*")), "no temporary files must be left"
 
 
 def test_the_build_folder_of_another_user_is_refused(card: Card, open_checkout: Path, public: Path) -> None:
@@ -339,7 +341,7 @@ def test_a_card_is_written_by_its_block_map_and_compared(card: Card, tmp_path: P
             stream.write(b"\0" * 512)
         with pytest.raises(ArtefactDamaged, match="does not contain what was written"):
             write._compare(device, bmap.read(Folder.of(card.config).bmap))
-    assert root.read_bytes() != card.root.read_bytes(), "free blocks are not written"
+    assert root.read_bytes() != card.root.read_bytes(), "free blocks must not be written"
     card.tools.run("e2fsck", "-fn", root)
 
 
@@ -503,7 +505,7 @@ def test_an_emulated_pi_boots_from_the_card(real_card: RealCard, tmp_path: Path)
     machine = subprocess.Popen([*argv, "-monitor", "none", "-no-reboot"], cwd=tmp_path)
     try:
         deadline = time.monotonic() + BOOT_LIMIT_S
-        # On a busy machine, there is no login prompt: systemd waits for the serial port for 90 s only.
+        # A login prompt may never appear on a busy machine, because systemd waits only 90 s for the serial port.
         while not console.exists() or FIRST_BOOT_IS_FINISHED not in console.read_text(errors="replace"):
             assert machine.poll() is None
             assert time.monotonic() < deadline, console.read_text(errors="replace")[-3000:]
@@ -518,7 +520,7 @@ def test_an_emulated_pi_boots_from_the_card(real_card: RealCard, tmp_path: Path)
 @pytest.mark.machine
 @pytest.mark.timeout(3600)
 def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path) -> None:
-    """Systemd and cloud-init create a user without a password, set host name, locale and keys, and grow the root."""
+    """Systemd and cloud-init create a user without a password, set host name, locale and keys, and enlarge the root."""
     tools = image.ready_tools(real_card.config)
     for name in ("vmlinuz", "initrd.img", "cmdline.txt"):
         tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)
@@ -548,5 +550,7 @@ def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path
         assert "passwordauthentication no" in on_board("sudo sshd -T")
         # systemd stops waiting for a device after 90 s, which may elapse on a busy machine.
         assert on_board("sudo mount -a; findmnt -no SOURCE /boot/firmware").strip() == "/dev/vda1"
-        assert int(on_board("findmnt -bno SIZE /")) > size - image.ROOT_START - (128 << 20), "the root has grown"
+        assert int(on_board("findmnt -bno SIZE /")) > size - image.ROOT_START - (128 << 20), (
+            "the root file system must fill the card"
+        )
         on_board("sudo systemctl --no-block poweroff")

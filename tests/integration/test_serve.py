@@ -301,7 +301,7 @@ def in_foreground(config: Config) -> Iterator[tuple[subprocess.Popen[str], int, 
         said = ""
         while "chroot /mnt" not in said:
             line = child.stderr.readline()
-            assert line, f"ended before it served: {said}"
+            assert line, f"the task ended before the server started: {said}"
             said += line
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
         (server,) = (int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "ganesha.nfsd\n")
@@ -309,7 +309,7 @@ def in_foreground(config: Config) -> Iterator[tuple[subprocess.Popen[str], int, 
     finally:
         child.kill()
         child.communicate()
-    # The kernel terminates the server after the task, and it writes to its log until then.
+    # The kernel terminates the server when the task has ended. Until then, the server writes to its log.
     eventually(lambda: process_identity.find(server) is None)
 
 
@@ -378,7 +378,7 @@ def test_nfs_3_starts_a_portmapper(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("for-v3-and-v4") == 2, done.stdout
-    assert done.stdout.count("ordinary: False") == 2, "unprivileged ports are refused"
+    assert done.stdout.count("ordinary: False") == 2, "unprivileged ports must be refused"
     assert done.stdout.rstrip().endswith("rpcbind left:")
 
 
@@ -396,10 +396,14 @@ def test_the_servers_configuration() -> None:
         major=4,
         privileged_port=True,
     )
-    assert made.count("PrivilegedPort = true;") == 3, "clients do not inherit it from the defaults"
-    assert re.findall(r"Access_Type = (R\w);", made) == ["RO", "RW"], "of the tree, and of the boards' folders"
+    assert made.count("PrivilegedPort = true;") == 3, (
+        "each block of clients needs PrivilegedPort, which is not inherited from the defaults"
+    )
+    assert re.findall(r"Access_Type = (R\w);", made) == ["RO", "RW"], (
+        "read-only access to the tree, and read-write access to the boards' folders"
+    )
     settings = dict(re.findall(r"^\s+(\w+) = (.+);$", made, re.MULTILINE))
-    assert settings["Minor_Versions"] == "0, 1", "2 gives EIO to Linux 6 clients"
+    assert settings["Minor_Versions"] == "0, 1", "with NFS 4.2, Linux 6 clients get EIO"
     assert settings["Graceless"] == "true"
     assert settings["Only_Numeric_Owners"] == "true"
     assert settings["Squash"] == "No_Root_Squash"
@@ -437,5 +441,5 @@ def test_ganesha_6_may_run_in_a_container() -> None:
         "plugins": "/p", "privileged_port": True,
     }  # fmt: skip
     assert "Allow_Set_Io_Flusher_Fail = true;" in render("ganesha.conf", nfsv3=False, major=6, **values)
-    # Version 4 exits if a setting is unknown.
+    # NFS-Ganesha 4 exits if a setting is unknown.
     assert "Flusher" not in render("ganesha.conf", nfsv3=False, major=4, **values)

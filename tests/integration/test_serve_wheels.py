@@ -81,7 +81,7 @@ def get(url: str, method: str = "GET", **options: object) -> requests.Response:
 
 
 def raw(index: str, target: str, method: str = "GET") -> bytes:
-    """Send a request whose path no client normalises, and return the response."""
+    """Send a request without normalising its path, and return the response."""
     host, _, port = index.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(f"{method} {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
@@ -270,12 +270,12 @@ def test_each_request_prints_one_line(index: str, printed: list[str]) -> None:
     assert len(printed) == 4
     assert re.fullmatch(r" *127\.0\.0\.1 GET /simple/thing/ 200 \d+ B, \d+\.\d s", printed[0])
     assert re.fullmatch(r" *127\.0\.0\.1 GET /packages/thing-1.0-py3-none-any.whl 206 1.0 KiB, \d+\.\d s", printed[1])
-    assert all(line.isprintable() for line in printed), "no control sequences from clients"
+    assert all(line.isprintable() for line in printed), "control sequences from clients must not be printed"
     assert r"'\x1b]0;GET\x07' /simple/ 405" in printed[3]
 
 
 def damage_metadata(wheel: Path, *, how: int = zipfile.ZIP_DEFLATED) -> None:
-    """Damage the compressed metadata of a wheel."""
+    """Make a wheel whose compressed metadata is damaged."""
     with zipfile.ZipFile(wheel, "w", how) as archive:
         archive.writestr("thing.py", "x = 1\n")
         archive.writestr("thing-1.0.dist-info/METADATA", f"Name: thing\nRequires-Python: >=3\n\n{'text ' * 99}")
@@ -334,7 +334,7 @@ def test_read_errors_are_printed_as_warnings(
 
 @pytest.fixture
 def large(wheelhouse: Path) -> Path:
-    """Make a file larger than the socket buffers. Only its name looks like a wheel."""
+    """Make a file that is named like a wheel and is larger than the socket buffers."""
     path = wheelhouse / "large-1.0-py3-none-any.whl"
     path.write_bytes(bytes(32 << 20))
     return path
@@ -351,7 +351,7 @@ def test_log_shows_the_progress_of_a_download(
     wait_until(lambda: "/simple/thing/" in printed[-1])
     lines = [re.fullmatch(rf" *{re.escape(large.name)}: (\d+) %", line) for line in printed[:-2]]
     shares = [int(found[1]) for found in lines if found]
-    assert len(shares) == len(lines) > 100, "it is sent in blocks"
+    assert len(shares) == len(lines) > 100, "the file must be sent in blocks"
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0, 100)
     assert re.fullmatch(rf" *127\.0\.0\.1 GET /packages/{large.name} 200 32\.0 MiB, \d+\.\d s", printed[-2])
@@ -436,7 +436,7 @@ def test_torch_in_the_wheelhouse_is_served(tmp_path: Path, no_prebuilt: Path) ->
 
 
 def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path) -> None:
-    """The wheel is neither from an earlier build-torch nor from the repository."""
+    """This applies to the wheel of an earlier build-torch, and to the wheel in the repository."""
     config = offering(tmp_path, tmp_path / "house")
     resolve.products(config).mkdir(parents=True)
     for folder in (resolve.products(config), no_prebuilt):
@@ -447,7 +447,7 @@ def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path)
     a_wheel(no_prebuilt, resolve.key(config))
     assert offer() == {TORCH: no_prebuilt / TORCH}
     a_wheel(resolve.products(config), resolve.key(config))
-    assert offer() == {TORCH: resolve.products(config) / TORCH}, "the image's torch"
+    assert offer() == {TORCH: resolve.products(config) / TORCH}, "expected the wheel that an image would contain"
 
 
 def test_only_the_images_torch_is_served(tmp_path: Path, no_prebuilt: Path) -> None:
@@ -497,7 +497,7 @@ def test_wrong_torch_is_an_error_at_start_then_a_warning(
     with running_index(offer) as url:
         assert get(f"{url}torch/").status_code == 404
         assert get(f"{url}thing/").status_code == 200
-        assert len(warned) == 1, "once, not for each request"
+        assert len(warned) == 1, "expected one warning, not one for each request"
         assert "torch-2.7.0" in warned[0]
         torch_wheel(wheelhouse, "2.7.0")
         assert "torch-2.7.0" in get(f"{url}torch/").text
@@ -514,14 +514,14 @@ def test_tvm_ffi_in_the_artefact_cache_is_served(tmp_path: Path, no_prebuilt: Pa
     (cached,) = artefacts.put(config, tvm_ffi.NAME, "f" * 64, [made], recipe=tvm_ffi.key(config))
     assert offer() == {made.name: cached}
     ours = make_wheel(tmp_path / "house", content, name="apache_tvm_ffi", version=version)
-    assert offer() == {made.name: ours}, "the wheelhouse comes first, as for the image"
+    assert offer() == {made.name: ours}, "the wheelhouse must take precedence, as for the image"
     ours.unlink()
     cached.chmod(0o644)
     cached.write_bytes(cached.read_bytes()[:-1] + b"x")
     with pytest.raises(ArtefactDamaged):
         Offer(config)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))
-    assert Offer(config)() == {}, "the public index has a wheel for it"
+    assert Offer(config)() == {}, "no wheel is served for arm64, because the public index has one"
 
 
 def test_nothing_to_serve_is_an_error(tmp_path: Path, no_prebuilt: Path) -> None:
@@ -536,7 +536,7 @@ def test_invalid_ports_are_refused(wheelhouse: Path, port: int) -> None:
         pytest.raises(UserError, match=f"the package index cannot listen on port {port}") as caught,
         running_index(offered_from(wheelhouse), port=port),
     ):
-        pytest.fail("it started")
+        pytest.fail("the server started")
     assert "wheels.port" in caught.value.fix
 
 
@@ -590,7 +590,7 @@ def default_index(tmp_path: Path) -> Iterator[str]:
 
 
 def test_instructions_prefer_wheels_to_newer_source(tmp_path: Path, default_index: str, printed: list[str]) -> None:
-    """This applies both to the package and to its dependencies."""
+    """The test checks both a package and its dependencies."""
     house = tmp_path / "house"
     make_wheel(house, {"thing.py": "version = 1\n"}, tag="py3-none-any", purelib=True)
     contents = {"needy.py": "import thing\n"}
@@ -607,7 +607,9 @@ def test_instructions_prefer_wheels_to_newer_source(tmp_path: Path, default_inde
             for words in (without, argv)
         ]
     assert done[0].returncode != 0
-    assert "compiled on the board" in done[0].stdout + done[0].stderr, "without --prefer-binary"
+    assert "compiled on the board" in done[0].stdout + done[0].stderr, (
+        "without --prefer-binary, pip must try to compile"
+    )
     assert done[1].returncode == 0, done[1].stdout + done[1].stderr
     assert "Successfully installed needy-1.0 thing-1.0" in done[1].stdout
 

@@ -60,7 +60,7 @@ class Net:
         return done.stdout
 
     def share(self, action: str, subnet: str = SUBNET, *, before: str = "") -> dict[str, Any]:
-        """Run the action on, off or status in the gateway's namespace; ``before`` changes mounts for this call."""
+        """Run the action on, off or status in the gateway's namespace; the script ``before`` changes mounts first."""
         script = [sys.executable, "-c", CALL, action, str(self.state), subnet]
         script = ["unshare", "--mount", "sh", "-euc", before + '\nexec "$@"', "sh", *script] if before else script
         done = subprocess.run(["ip", "netns", "exec", self.gateway, *script], cwd=ROOT, capture_output=True, text=True,
@@ -70,7 +70,7 @@ class Net:
 
     def fetch(self) -> str:
         """Return the outside server's response to the board; empty if there is none."""
-        # The kernels establish the connection; the program that responds may be slow.
+        # Only the kernels are involved in connecting, which is fast. The program that then responds may be slow.
         limits = ("--connect-timeout", "3", "-m", "60")
         return self.run(self.pi, "curl", "-s", *limits, "http://203.0.113.2:8080/hello", check=False)
 
@@ -221,7 +221,7 @@ def test_a_chain_with_a_final_reject_is_reported(net: Net, refusal: str, zone: s
     (problem,) = made["problems"]
     assert "the chain inet firewalld filter_FORWARD rejects" in problem
     assert f"accept {SUBNET}" in problem
-    assert made["opened"] == [], "the chain belongs to another program"
+    assert made["opened"] == [], "another program's chain must not change"
     net.run(net.gateway, "nft", f"insert rule inet firewalld filter_FORWARD_ZONES ip saddr {SUBNET} accept")
     assert net.fetch() == "hello, board"
 
@@ -287,7 +287,7 @@ def test_a_read_only_ip_forward_changes_nothing(net: Net, again: bool) -> None:
     assert "Read-only file system" in made["text"]
     assert net.ruleset() == before
     assert not net.state.exists()
-    assert net.share("on")["on"], "it works when /proc/sys is writable"
+    assert net.share("on")["on"], "sharing must succeed when /proc/sys is writable"
 
 
 def test_a_failed_revert_is_reported_and_retried(net: Net) -> None:
@@ -295,13 +295,13 @@ def test_a_failed_revert_is_reported_and_retried(net: Net) -> None:
     net.share("on")
     made = net.share("off", before=READ_ONLY)
     assert "net.ipv4.ip_forward cannot be set to 0" in made["text"]
-    assert net.state.exists(), "the state file keeps the previous value"
+    assert net.state.exists(), "the state file must keep the previous value"
     net.share("off")
     assert (net.ruleset(), net.forward(), net.state.exists()) == (before, "0", False)
 
 
 def test_rules_are_added_to_all_chains_or_none(net: Net) -> None:
-    """The second chain is owned by a process, so that others cannot change it."""
+    """The second chain is owned by a process, so that other processes cannot change it."""
     net.run(net.gateway, "nft", "add table ip filter")
     net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
     with subprocess.Popen(
@@ -314,7 +314,7 @@ def test_rules_are_added_to_all_chains_or_none(net: Net) -> None:
             owner.stdin.flush()
             deadline = time.monotonic() + 20
             while "hook forward" not in net.ruleset().partition("table ip owned")[2]:
-                assert time.monotonic() < deadline, "needs an nft with tables owned by a process (0.9.9)"
+                assert time.monotonic() < deadline, "the test requires nft 0.9.9, in which a process can own a table"
                 time.sleep(0.1)
             before = net.ruleset()
             made = net.share("on")

@@ -61,7 +61,7 @@ def client() -> Iterator[docker.DockerClient]:
 def image(client: docker.DockerClient) -> Iterator[str]:
     need("docker", "ldd")
     if os.uname().machine != "x86_64":
-        pytest.skip("needs a machine whose own programs are amd64")
+        pytest.skip("requires an amd64 machine")
     name = f"pitorch-test-{uuid.uuid4().hex[:10]}"
     client.api.import_image_from_data(little_root(), repository=name, tag="shell")
     try:
@@ -171,7 +171,9 @@ def test_a_proxy_password_is_not_on_a_command_line(client: docker.DockerClient, 
     finally:
         task.terminate()
         task.wait(60)
-    assert any(b"run" in line and image.encode() in line for line in lines), "the program that opens the shell runs"
+    assert any(b"run" in line and image.encode() in line for line in lines), (
+        "the command line of the program that opens the shell was not found"
+    )
     assert not any(b"hidden-4711" in line for line in lines)
     assert none_is_left(client, image)
 
@@ -215,7 +217,7 @@ def test_the_next_task_removes_what_a_killed_one_left(
 ) -> None:
     """The container may be running or stopped. The engine itself removes the docker program's stopped containers."""
     command = "sleep 3" if stopped else "sleep 600"
-    for _ in range(5):  # A task in a parallel test process may be faster, and then reports the removal.
+    for _ in range(5):  # A task in a parallel test process may remove the container first.
         with task_in(image, code, *words, command) as task:
             wait_until(lambda: containers_of(client, image) == ["running"], task)
         if stopped:

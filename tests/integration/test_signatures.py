@@ -1,4 +1,4 @@
-"""Tests of signed images in a real registry: what is accepted, and each refusal's message."""
+"""Tests of signed images in a real registry: signatures that are accepted, and the message of each refusal."""
 
 from __future__ import annotations
 
@@ -384,7 +384,9 @@ def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypat
         other = make_keys(tmp_path, "other").public
         with pytest.raises(SignatureRefused):
             publish.pull([config], registry=None, tag=None, user=None, verify=True, key=other)
-        assert not [one for one in client.api.images() if name in (one["RepoTags"] or [])], "nothing was pulled"
+        assert not [one for one in client.api.images() if name in (one["RepoTags"] or [])], (
+            "the image must not be pulled"
+        )
     stored = b"".join(path.read_bytes() for path in plain.settings.images.rglob("data"))
     secret = encrypted.private.read_text().splitlines()[2]
     for text in (PASSWORD, secret):

@@ -57,7 +57,7 @@ a_builder(Path(sys.argv[4]), sys.argv[5]).compile()
 
 
 def a_builder(folder: Path, image: str, client: docker.DockerClient | None = None) -> building.Builder:
-    """Make torch's builder with a separate tree in ``folder`` and another image."""
+    """Make torch's builder with a build tree in ``folder`` and the given image."""
     config = load_config({"build": {"folder": str(folder), "jobs": 2}})
     data = recipe.load("torch")
     for name in ("source", "ccache"):
@@ -128,7 +128,7 @@ def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: i
                 process.send_signal(signal.SIGINT)
                 time.sleep(2)
             process.send_signal(signal.SIGINT)
-            # A second Ctrl-C shortens the time for the linker to exit.
+            # After a second Ctrl-C, the linker has less time to exit.
             said, _ = process.communicate(timeout=60 if times == 1 else building._PATIENCE_S - 5)
         finally:
             process.kill()
@@ -146,7 +146,9 @@ def test_ctrl_c_while_linking_leaves_no_container(
     (tree / "patience").touch()
     builder.compile()
     assert {"_Z3onev", "_Z3twov"} <= symbols(library)
-    assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, "objects are not compiled again"
+    assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, (
+        "objects must not be compiled again"
+    )
 
     # Repeat the test with a library from an earlier run, which is in ninja's log.
     (tree / "patience").unlink()
@@ -172,7 +174,7 @@ def test_ctrl_c_while_linking_leaves_no_container(
 
 
 def test_a_second_ctrl_c_ends_the_wait(tmp_path: Path, tree: Path, image: str, client: docker.DockerClient) -> None:
-    """A linker that ignores the signal is then killed, and none of its files remain."""
+    """A linker that ignores the signal is killed sooner, and none of its files remain."""
     (tree / "link").write_text(f"trap '' INT\n{LINK}")
     interrupt_while_it_links(tmp_path, tree, image, times=2)
     assert containers_at(client, tmp_path) == []
@@ -197,19 +199,19 @@ def test_a_full_disk_while_linking_leaves_no_partial_library(
         builder.compile()
         assert {"one", "_Z3twov"} <= symbols(tree / "libboth.so")
         assert {name: (tree / name).stat().st_mtime_ns for name in compiled} == compiled, (
-            "objects are not compiled again"
+            "objects must not be compiled again"
         )
 
 
 def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.Builder) -> None:
-    """Ninja exits with status 1.
+    """If the kernel kills the compiler, GCC's driver reports this, and ninja exits with status 1.
 
-    GCC's driver reports the killed program; the cause is nearly always a lack of memory.
+    In practice, the cause is nearly always an OOM kill.
     """
     (tree / "two.cpp").write_text(
         "#include <regex>\nbool two(const char* s) { return std::regex_search(s, std::regex(s)); }\n"
     )
-    # The kernel kills a process after one second of CPU time.
+    # With this limit, the kernel kills a process after one second of CPU time.
     (tree / "build.ninja").write_text(
         NINJA.replace("arm-linux-gnueabihf-g++", "ulimit -t 1; arm-linux-gnueabihf-g++ -O3")
     )
@@ -225,12 +227,12 @@ def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.
 def test_processes_killed_by_the_kernel_are_reported(
     builder: building.Builder, client: docker.DockerClient, image: str
 ) -> None:
-    """A process that exhausts the memory of another container represents a compiler without output."""
+    """An OOM kill in another container represents a compiler that is killed without output."""
     builder.home.mkdir(parents=True)
     with pytest.raises(CommandFailed) as failed:
         builder.run(["sh", "-c", "exit 1"])
     assert failed.value.found == "exit status 1"
-    # This process waits until the step runs, and the step waits until this process has been killed.
+    # The process in the other container waits until the step runs; the step waits until that process has been killed.
     hungry = "until [ -e /at/step ]; do sleep 0.1; done; python3 -c 'bytearray(1 << 30)'; echo $? >/at/end; exit 137"
     binds = [f"{builder.home}:/at:rw"]
     hog = client.containers.run(image, ["sh", "-c", hungry], mem_limit="64m", volumes=binds, detach=True)
@@ -251,7 +253,7 @@ def test_a_killed_container_raises_memoryexhausted(builder: building.Builder) ->
 
 
 def test_objects_are_verified_in_a_separate_container(tree: Path, builder: building.Builder) -> None:
-    """This runs ``verify`` without --full, on a tree with two objects."""
+    """The test runs ``verify`` without --full, on a tree with two objects."""
     (tree / "patience").touch()
     builder.compile()
     commands = [
@@ -265,4 +267,4 @@ def test_objects_are_verified_in_a_separate_container(tree: Path, builder: build
     with pytest.raises(ChecksFailed, match="1 of 2 object files") as caught:
         verify.sampled(builder, 2, 1)
     assert caught.value.found == "one"
-    assert (tree / "one.o").read_bytes() == before, "the tree does not change"
+    assert (tree / "one.o").read_bytes() == before, "the tree must not change"

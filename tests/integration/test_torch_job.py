@@ -120,7 +120,7 @@ def test_a_wheel_is_placed_with_provenance_and_cached(tmp_path: Path) -> None:
     assert len(made.cached) == 1
     before = made.placed
     again = made.run()
-    assert builder.built == 1, "the second one is from the artefact cache"
+    assert builder.built == 1, "the second run must use the wheel in the artefact cache"
     assert (again.artefacts, made.placed) == (tuple(sorted(placed)), before)
     assert [path.name for path in made.root.iterdir() if path.name.startswith(".")] == []
 
@@ -153,7 +153,7 @@ def test_changed_product_is_rebuilt(tmp_path: Path) -> None:
     wheel.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     assert step.missing(recorded) == f"{wheel.name} has changed since it was made"
     made.run()
-    assert (wheel.read_bytes(), step.missing(recorded)) == (content, ""), "from the artefact cache"
+    assert (wheel.read_bytes(), step.missing(recorded)) == (content, ""), "expected the wheel from the artefact cache"
 
 
 def returning(made: Made) -> Callable[[object], Made]:
@@ -236,7 +236,7 @@ def test_a_rejected_wheel_is_not_placed(tmp_path: Path) -> None:
     with pytest.raises(WheelUnusable, match="cannot be used"):
         made.run()
     assert (made.placed, made.cached) == ({}, ())
-    assert [path.name for path in made.root.iterdir()] == [], "no files remain"
+    assert [path.name for path in made.root.iterdir()] == [], "no files must remain"
 
 
 def test_a_rejected_wheel_keeps_the_previous_one(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_the_provenance_conforms_to_in_toto_and_slsa(tmp_path: Path, kind: str) 
     resources = [*definition["resolvedDependencies"], *details["byproducts"]]
     for item in resources:
         assert set(item) <= {"name", "uri", "digest", "content", "downloadLocation", "mediaType", "annotations"}
-        assert {"uri", "digest", "content"} & set(item), f"{item} names nothing"
+        assert {"uri", "digest", "content"} & set(item), f"{item} has neither a URI nor a digest nor content"
         assert URI.fullmatch(item.get("uri", "x:y")), item
     assert str(tmp_path) not in json.dumps(document)
     assert provenance.read(provenance.path_for(built.wheel), built.wheel)["recipeKey"] == "a" * 64
@@ -460,7 +460,7 @@ def test_the_task_ends_with_the_exit_code_of_the_error(tmp_path: Path, fault: st
 
 @pytest.mark.parametrize("wrong", ["USE_OPENMP", "=OFF", "", "USE OPENMP=OFF"])
 def test_an_option_is_accepted_completely_or_rejected(tmp_path: Path, wrong: str) -> None:
-    """Blanks and commas are part of the value. Anything but NAME=VALUE is an error."""
+    """Blanks and commas are part of an option's value. Anything but NAME=VALUE is an error."""
     whole = "CMAKE_CXX_FLAGS=-O1 -Wl,--as-needed, -g"
     done = subprocess.run(
         [sys.executable, "-m", "toolchain.cli", "build-torch", "--plan", "--option", whole, "--option", wrong],

@@ -135,7 +135,7 @@ def test_a_source_package_is_unpacked_patched_and_completed(room: Room) -> None:
     assert (tree / "third_party/googletest").is_dir()
     made = (tree / "torch/csrc/jit/serialization/mobile_bytecode_generated.h").read_text()
     assert "struct ModuleBuilder" in made
-    assert "struct ModuleT" not in made, "the object-based API was not requested"
+    assert "struct ModuleT" not in made, "the header must not contain the object-based API, which is optional"
 
 
 def test_an_upstream_tag_is_copied_and_patched(room: Room) -> None:
@@ -144,7 +144,7 @@ def test_an_upstream_tag_is_copied_and_patched(room: Room) -> None:
     assert done.returncode == 0, done.stderr
     assert (room.home / "pytorch/words.txt").read_text() == "upstream's tag\n"
     assert not (room.home / "pytorch/torch/csrc/jit/serialization/mobile_bytecode_generated.h").exists()
-    assert (room.source / "words.txt").read_text() == "upstream\n", "the source is not changed"
+    assert (room.source / "words.txt").read_text() == "upstream\n", "the source must not change"
     assert room.left() == ["pytorch"]
 
 
@@ -158,7 +158,7 @@ def test_a_patch_that_fails_leaves_no_source_tree(room: Room) -> None:
     assert "FAILED" in done.stdout
     assert "pytorch" not in room.left()
     second.write_text(fits)
-    assert room.prepare("git").returncode == 0, "leftovers of the first run are removed"
+    assert room.prepare("git").returncode == 0, "leftovers of the first run must be removed"
     assert room.left() == ["pytorch"]
 
 

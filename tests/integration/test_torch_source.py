@@ -92,7 +92,7 @@ def package(tmp_path: Path) -> Iterator[Package]:
 
 
 def test_the_source_is_fetched_only_from_debian(package: Package) -> None:
-    """The archives of Raspbian and Raspberry Pi would otherwise have to be available."""
+    """If all archives were searched, those of Raspbian and Raspberry Pi would have to be available."""
     (debian,) = package.sources
     others = [dataclasses.replace(debian, uri="http://127.0.0.1:1", archive=name) for name in ("raspbian", "else")]
     package.sources = (*others, debian)
@@ -135,7 +135,7 @@ def test_a_source_other_than_the_pinned_one_is_rejected(package: Package, warned
         with pytest.raises(SourceUnavailable, match="not the source that the recipe pins") as caught:
             package.obtain()
         assert caught.value.found == sha256_of(package.pool / DSC)
-        assert len(warned) == number, "the files of the previous run are checked again"
+        assert len(warned) == number, "the files of the previous run must be checked again"
 
 
 def test_other_files_next_to_the_package_are_ignored(package: Package) -> None:

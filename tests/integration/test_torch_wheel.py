@@ -141,7 +141,7 @@ def test_irrelevant_settings_are_not_in_the_key() -> None:
     other = load_config({"build": {"jobs": 7, "folder": "elsewhere"}})
     assert Plan.of(recipe.load("torch"), other, load_suite("trixie")).key("source 1") == key
     one, two = plan(options=["A=1", "B=2"]), plan(options=["B=2", "A=1"])
-    assert one.key("source 1") == two.key("source 1"), "their order does not matter"
+    assert one.key("source 1") == two.key("source 1"), "the order of options must not matter"
     assert one.configure == two.configure
 
 
@@ -241,7 +241,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
     inmost = found.folder / "third_party/of_another/third_party/of_another"
     assert (found.folder / "version.txt").read_text() == (inmost / "version.txt").read_text() == "2.6.0\n"
     assert found.identity == f"git {commit}"
-    assert obtain(commit) == found, "the existing checkout"
+    assert obtain(commit) == found, "expected the existing checkout"
 
     for folder, name in itertools.product(
         (found.folder, inmost.parent.parent, inmost), ("version.txt", "mine.txt", "mine.pyc", "build/mine.txt")
@@ -265,7 +265,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
 
 
 def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the request matters; the repository does not exist."""
+    """The test checks only the request to the proxy, because the repository does not exist."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -636,7 +636,7 @@ def test_the_baseline_variants_audit_refuses_neon(part_of_kept: Path) -> None:
         audit.examine(part_of_kept, config().image.target, load_suite("trixie"), flags=flags)
 
 
-# In the image.
+# The wheel in the image.
 
 NEEDS_A_BOARD = ("test_selftest.py", "test_system.py", "test_tvm.py")
 
@@ -712,9 +712,9 @@ def test_results_agree_with_those_of_this_pc(
 def test_the_device_suite_passes_in_the_image(
     built: main_job.Built, product_config: Config, client: docker.DockerClient
 ) -> None:
-    """QEMU's emulation of single programs is about three times as fast as that of a board.
+    """QEMU runs the suite about three times as fast if it emulates single programs instead of a board.
 
-    test_main_job.py runs the files that need a board, and a cross-section of the others, on an emulated board.
+    test_main_job.py runs the files that need a board, and a selection of the others, on an emulated board.
     """
     assert built.manifest("torch").facts["self-contained"]
     tests = sorted(path.name for path in NUMBERS.parent.glob("test_*.py") if path.name not in NEEDS_A_BOARD)
@@ -854,7 +854,7 @@ def test_a_cpp_extension_shares_the_threads_of_torch(
 def test_torch_imports_with_only_python_and_numpy(
     built: main_job.Built, product_config: Config, client: docker.DockerClient, kept: Path, tmp_path: Path
 ) -> None:
-    """This PC's pip installs the requirements, which work as plain Python on the target.
+    """This PC's pip installs the requirements, which can also run as pure Python on the target.
 
     The board's pip installs the wheel and its requirements weekly (test_device_on_board.py).
     """

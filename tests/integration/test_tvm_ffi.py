@@ -107,7 +107,7 @@ def test_the_patches_apply_to_the_source(unpacked: Path) -> None:
 def test_tools_for_a_newer_glibc_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str, newest: int
 ) -> None:
-    """The tools run in a container of the release ``suite``."""
+    """The tools run in a container of the release ``suite``, so they must not require a newer glibc."""
     release, platform = load_suite(suite), host_architecture().wheel_platform.removeprefix("linux_")
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -151,7 +151,7 @@ def test_another_source_is_rejected_and_removed(
 
 
 def test_without_a_network_no_file_remains(tmp_path: Path, unreachable_index: None) -> None:
-    """This runs the real pip with an unreachable index."""
+    """The test runs the real pip with an unreachable index."""
     log = tmp_path / "pip.log"
     actions: tuple[Callable[[], object], ...] = (
         lambda: source.tools(DATA, TRIXIE, tmp_path, log),
@@ -221,11 +221,11 @@ def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> N
     whole = build.artefact_key(key, "0" * 64)
     before = locate.listing(config)
     artefacts.put(config, locate.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
-    assert locate.listing(config) != before, "the step that uses it runs again"
+    assert locate.listing(config) != before, "the step that uses the wheel must run again"
     wheel, origin = locate.find(config)
     assert (wheel.parent.name, origin) == (whole, "from the artefact cache")
     fitting(tmp_path / "w", version="0.0.9")
-    assert locate.find(config)[0] == wheel, "another version does not match the kernels"
+    assert locate.find(config)[0] == wheel, "a wheel of another version does not match TVM's kernels"
     ours = fitting(tmp_path / "w")
     assert locate.find(config) == (ours, f"from {ours.parent}")
 
@@ -262,7 +262,9 @@ def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None
     assert ("tvm-ffi" in steps) == wanted
     assert ("tvm-ffi" in steps["system"].needs) == wanted
     if wanted:
-        assert "python3-typing-extensions" in steps["rootfs"].inputs["packages"], "it is a dependency"
+        assert "python3-typing-extensions" in steps["rootfs"].inputs["packages"], (
+            "apache-tvm-ffi depends on typing-extensions"
+        )
 
 
 @pytest.mark.parametrize(("flavour", "warned"), [("debian", False), ("raspbian", True)])
@@ -276,7 +278,9 @@ def test_raspbian_images_warn_about_armv7_code(
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, flavour=flavour))
     with Context(config) as context:
         wanted = [step for step in pipelines.main_job(context).steps if step.name in ("torch", "tvm-ffi")]
-        tools = Step(name="tools", title="native tools", inputs={}, action=lambda _: Made())  # it has no module
+        tools = Step(
+            name="tools", title="native tools", inputs={}, action=lambda _: Made()
+        )  # a substitute that does nothing
         pipeline = Pipeline(context.root, (tools, *wanted))
         _, *manifests = pipeline.execute(pipeline.plan())
     shown = " ".join(capsys.readouterr().err.split())
@@ -335,7 +339,7 @@ def test_a_board_with_the_wheel_loads_exported_tvm_kernels(
     product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
 ) -> None:
     if not built.manifest("torch").facts["wheel"]:
-        pytest.skip("the image is built without torch: no wheel is at hand")
+        pytest.skip("the image is built without torch: no wheel is available")
     torch = dataclasses.replace(product_config.torch, wheelhouse=(str(tmp_path / "wheels"),))
     config = dataclasses.replace(product_config, torch=torch)
     done = tvm_ffi_job.build_tvm_ffi(config)
@@ -345,7 +349,7 @@ def test_a_board_with_the_wheel_loads_exported_tvm_kernels(
     assert not any(item.runs for item in tvm_ffi_job.plan(config))
     assert locate.find(config)[0] == done.wheel.path
     done.wheel.path.unlink()
-    assert files.sha256_of(locate.find(config)[0]) == done.wheel.sha256, "the artefact cache has it too"
+    assert files.sha256_of(locate.find(config)[0]) == done.wheel.sha256, "the artefact cache must contain the wheel too"
     done = tvm_ffi_job.build_tvm_ffi(config)
     export(product_config, tmp_path, "armv7")
     message = run_in(

@@ -74,7 +74,7 @@ def test_64_bit_arm_programs_run_here_or_are_reported(tmp_path: Path) -> None:
     program.write_bytes(probe.PROGRAMS["arm64"]())
     program.chmod(0o755)
     if not Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists() and os.uname().machine != "aarch64":
-        pytest.skip("qemu-aarch64 is not registered; ./inv does it")
+        pytest.skip("qemu-aarch64 is not registered; ./inv registers it")
     rootfs.require_execution(ARCHITECTURES["arm64"], program)
     assert check_execution_64(tmp_path).verdict is Verdict.OK
 
@@ -95,7 +95,7 @@ def test_an_invalid_command_line_of_the_server_is_rejected(words: list[str], mes
 
 
 def test_check_reports_the_version_of_the_server(product_config: Config) -> None:
-    """This runs the check that build-image runs in an image with the server, but with this PC's TVM."""
+    """The test runs build-image's check of an image with the server, but with this PC's TVM."""
     ready = environment.ready(product_config)
     done = run([sys.executable, build.SERVER, "--check"], env=ready.variables, limit_s=300)
     version = next(pin for pin in build.pins() if pin.startswith("apache-tvm==")).partition("==")[2]

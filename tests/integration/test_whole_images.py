@@ -1,6 +1,6 @@
 """Tests of complete images that the tests' shared build does not cover.
 
-Each takes minutes, so these tests are expensive.
+Building an image takes minutes, so these tests are expensive.
 
 ``.venv/bin/python -m pytest -m expensive tests/integration/test_whole_images.py``
 """
@@ -57,7 +57,7 @@ def test_a_rebuilt_root_has_the_same_bytes(built: main_job.Built, product_config
 
 
 def test_systemd_boots_the_root_over_nfs(exported_config: Config) -> None:
-    """The root boots with a board's init instead of the suite's minimal one."""
+    """The root boots with systemd, like a board, instead of the minimal init that the device suite uses."""
     result = suite.test_on_pi(
         exported_config, qemu=True, init="systemd", keyword="test_selftest or test_system", timing=False
     )
@@ -102,11 +102,11 @@ def test_a_raspbian_image_is_built_exported_and_boots(
 
 
 def test_bookworm_is_built_exported_and_boots(product_config: Config, tmp_path: Path) -> None:
-    """This tests the previous release, with its Python, kernel and split /usr, and without a torch wheel."""
+    """The test builds the previous release, which has another Python and kernel, a split /usr, and no torch wheel."""
     config = in_a_folder_of_its_own(product_config, tmp_path / "build", suite="bookworm")
     ensure_running(config)
     built = main_job.build_image(config)
-    assert any("torch" in warning for warning in built.warnings), "a warning about the missing torch"
+    assert any("torch" in warning for warning in built.warnings), "expected a warning about the missing torch"
     with contextlib.closing(connect()) as client:
         try:
             seen = run_in(

@@ -89,7 +89,7 @@ class Checkout:
 
     @property
     def stamp(self) -> Path:
-        """The stamp, which records that the first run is complete."""
+        """The path of the file that records that the first run is complete."""
         return self.folder / ".venv/pitorch-stamp"
 
     def start(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.Popen[str]:
@@ -223,7 +223,7 @@ def test_set_up_repeats_the_installation(installed: Checkout) -> None:
 
 
 def test_skipped_packages_are_checked_by_the_next_full_run(checkout: Checkout) -> None:
-    """Only the packages are checked; the environment is not created again."""
+    """The full run checks only the packages, and does not create the environment again."""
     needs_dpkg()
     checkout.packages.write_text("dpkg   sometimes   is everywhere\n")  # the first row of this list is invalid
     assert checkout.run("first").returncode == 0, "the list must not be read"
@@ -240,7 +240,7 @@ def test_skipped_packages_are_checked_by_the_next_full_run(checkout: Checkout) -
     checkout.run("sixth")
     skipped = checkout.stamp.read_text()
     ended = checkout.run("seventh", PITORCH_SKIP_APT="")
-    assert (ended.returncode, ended.stderr) == (0, ""), "nothing is missing, so nothing is installed"
+    assert (ended.returncode, ended.stderr) == (0, ""), "no package is missing, so none must be installed"
     assert checkout.stamp.read_text().split() == skipped.split()[:2]
     again = checkout.run("eighth")
     assert (again.returncode, again.stderr) == (0, "")
@@ -678,7 +678,7 @@ def test_missing_emulator_is_registered(ready: Checkout, own_binfmt: str, state:
     assert ended.returncode == 0, ended.stderr
     assert "register the emulator" in ended.stderr
     flags = re.findall(r"^flags: (\w+)$", ended.stdout, re.MULTILINE)
-    assert len(flags) == 2, "32-bit and 64-bit"
+    assert len(flags) == 2, "emulators for 32-bit and 64-bit ARM must be registered"
     assert all("F" in item for item in flags)
     assert "|task\n" in ended.stdout
 
@@ -731,7 +731,7 @@ def test_every_package_is_in_the_archive_of_this_machine() -> None:
 @pytest.mark.usefixtures("apt_without_delays")
 @pytest.mark.parametrize("listens", [True, False], ids=["an engine listens", "a stale socket"])
 def test_engine_package_is_needed_if_no_engine_listens(checkout: Checkout, listens: bool) -> None:
-    """On a machine without dockerd, a stale socket is not an engine."""
+    """On a machine without dockerd, a stale socket does not count as an engine."""
     needs_dpkg()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("another /var/run/docker.sock needs root and unshare")

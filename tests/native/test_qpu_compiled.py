@@ -71,7 +71,7 @@ def test_large_matrices_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_shape_mismatch_error_names_both_shapes(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    """The implementation, the fake kernel and a trace with symbolic sizes all raise the error."""
+    """The operator's implementation, its fake kernel and a trace with symbolic sizes all raise the same error."""
     operator = getattr(torch.ops.qpu, name)
     said = set()
     for device in ("cpu", "meta"):
@@ -80,7 +80,7 @@ def test_shape_mismatch_error_names_both_shapes(name: str, shapes: tuple[tuple[i
         said.add(str(caught.value).split("expected", 1)[1].splitlines()[0])
         for shape in shapes:
             assert str(shape) in str(caught.value)
-    assert len(said) == 1, "in the same words"
+    assert len(said) == 1, "both devices must raise the same message"
     compiled = torch.compile(operator, backend="aot_eager", dynamic=True, fullgraph=True)
     with pytest.raises(Exception, match=r"found \(.*\) and \(.*\)"):
         compiled(*(torch.ones(shape) for shape in shapes))

@@ -70,7 +70,7 @@ ACTIVATIONS: dict[str, Function] = {
 def test_activations_and_their_gradients(name: str) -> None:
     limits = torch.tensor([-30.0, -6, -3, -1, -1e-3, 0, 1e-3, 1, 3, 6, 10])
     if name in ("hardtanh", "relu6", "relu6 in place", "hardswish", "hardswish in place", "hardsigmoid"):
-        limits = limits + 1e-4  # the CPU's own kernels differ at the corners
+        limits = limits + 1e-4  # at the corners, the CPU's own kernels disagree with each other
     assert_alike(ACTIVATIONS[name], torch.cat([torch.randn(200) * 3, limits]))
 
 

@@ -1,4 +1,4 @@
-"""Tests of training operators other than products: gradients of image operators, batch statistics, and losses.
+"""Tests of operators for training, except matrix products: gradients of image operators, batch statistics, and losses.
 
 With integers that are small enough for float32 to compute without rounding, results are identical to the CPU's.
 Otherwise, the CPU computes in float64 and the bound is given in units in the last place (ULP, 2^-23 of a magnitude).
@@ -82,7 +82,7 @@ def test_unneeded_convolution_gradients_are_not_computed() -> None:
     layer(x).sum().backward()
     assert layer.bias.grad is None
     assert layer.weight.grad is not None
-    assert torch_qpu.launches()["conv2d"].calls == 2, "forward, and the gradient of the weights"
+    assert torch_qpu.launches()["conv2d"].calls == 2, "expected the forward pass and the gradient of the weights"
     assert torch_qpu.fallbacks() == {}
 
 
@@ -117,7 +117,7 @@ POOLINGS: dict[str, tuple[tuple[int, ...], dict[str, object]]] = {
 @pytest.mark.parametrize("name", POOLINGS)
 def test_indices_and_gradients_of_pooling(name: str) -> None:
     shape, options = POOLINGS[name]
-    x = whole(*shape, most=2)  # so that some elements are equal
+    x = whole(*shape, most=2)  # a small range, so that some elements are equal
     x.view(-1)[:: x.numel() // 2 + 1] = float("-inf")
     found, places = functional.max_pool2d(x.to("qpu"), return_indices=True, **options)
     expected, where = functional.max_pool2d(x, return_indices=True, **options)
@@ -147,7 +147,7 @@ def test_pooling_with_ceil_mode_matches_the_cpu() -> None:
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_batch_normalisation(shape: tuple[int, ...], affine: bool, training: bool) -> None:
-    """Result, gradients and running statistics differ from float64 by at most 256 ULP of the largest magnitude."""
+    """Result, gradients and running statistics differ from float64 ones by at most 256 ULP of the largest magnitude."""
     x = torch.randn(shape) * 3 + 1
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     outcomes = []
@@ -162,11 +162,13 @@ def test_batch_normalisation(shape: tuple[int, ...], affine: bool, training: boo
         torch_qpu.reset_counters()
         result = layer(leaf)
         result.backward((torch.arange(x.numel()) % 7 - 3.0).reshape(shape).to(device, dtype))
-        assert set(torch_qpu.fallbacks()) <= {"aten::add_.Tensor", "aten::add.out"}, "the counter of batches"
+        assert set(torch_qpu.fallbacks()) <= {"aten::add_.Tensor", "aten::add.out"}, (
+            "only the counter of batches may be computed on the CPU"
+        )
         made = [result, leaf.grad, layer.running_mean, layer.running_var]
         made += [parameter.grad for parameter in layer.parameters()]
         outcomes.append([tensor.detach().cpu().double() for tensor in made])
-    # With few elements (such as two), the gradient is a difference of numbers that are much larger than itself.
+    # With few elements (such as two), the gradient is a difference of numbers that are much larger than the gradient.
     scale = max(1.0, outcomes[0][0].abs().max().item()) * 10
     for theirs, ours in zip(*outcomes, strict=True):
         greatest = max(theirs.abs().max().item(), scale)
@@ -194,7 +196,7 @@ SIZES = [(1, 1), (3, 10), (2, 15), (2, 16), (17, 17), (5, 63), (2, 64), (3, 65),
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("function", [functional.softmax, functional.log_softmax], ids=["softmax", "log_softmax"])
 def test_softmax_and_log_softmax(function: Callable[..., torch.Tensor], size: tuple[int, int]) -> None:
-    """The error is at most 64 ulp of (1 + |result|)."""
+    """The error is at most 64 ULP of (1 + |result|)."""
     x, weights = torch.randn(size) * 4, torch.randn(size)
     for dimension in (1, 0):
         exact = x.double().requires_grad_()
@@ -217,7 +219,7 @@ def test_nll_loss_and_cross_entropy(size: tuple[int, int], reduction: str, weigh
     """The error is at most 256 ULP of the sum of the magnitudes."""
     x = torch.randn(size)
     targets = torch.randint(0, size[1], size[:1])
-    targets[1::4] = -100  # ignored
+    targets[1::4] = -100  # the index that the losses ignore
     weight = torch.rand(size[1]) + 0.5 if weighted else None
     exact = x.double().requires_grad_()
     expected = functional.cross_entropy(

@@ -56,7 +56,7 @@ def gradient_at_nan(function: Function) -> Function:
 
 
 def gradient_of_nan(function: Function) -> Function:
-    """Return the gradient of a function as a function of the gradient that arrives."""
+    """Return the gradient of a function as a function of the incoming gradient."""
 
     def gradient(a: torch.Tensor) -> torch.Tensor:
         x = ramp(a).requires_grad_()
@@ -68,7 +68,7 @@ def gradient_of_nan(function: Function) -> Function:
 
 
 def updated(make: Callable[..., torch.optim.Optimizer], **options: object) -> Function:
-    """Return the updated parameter of an optimiser as a function of the gradient."""
+    """Return the parameter after an optimiser's step as a function of the gradient."""
 
     def update(a: torch.Tensor) -> torch.Tensor:
         parameter = nn.Parameter(ramp(a))
@@ -132,7 +132,7 @@ def test_nan_and_inf_match_the_cpu(name: str) -> None:
     assert expected.isnan().any()
     assert same(found, expected), f"{found.cpu()}\n{expected}"
     assert torch_qpu.launches()
-    for value in VALUES[:3]:  # alone, and far from the beginning
+    for value in VALUES[:3]:  # a single special value, in a view far from the beginning of its storage
         b = torch.ones(200)
         b[133] = value
         assert same(KEPT[name](b[95:140][-9:].to("qpu")), KEPT[name](b[95:140][-9:]))
@@ -298,7 +298,7 @@ def test_check_finite_applies_to_fused_kernels(name: str) -> None:
     torch_qpu.check_finite(False)
     torch_qpu.reset_counters()
     compiled(a.to("qpu"))
-    assert "chain" in torch_qpu.launches(), "fused again without checks"
+    assert "chain" in torch_qpu.launches(), "without checks, operations must be fused again"
 
 
 @pytest.mark.parametrize("number", [NAN, INF, -INF])
@@ -345,5 +345,7 @@ def test_anomaly_mode_finds_the_same_as_on_the_cpu() -> None:
     assert broken("qpu") == broken("cpu")
     assert "returned nan values" in broken("qpu")
     torch_qpu.reset_counters()
-    assert (torch.tensor([INF, 1.0], device="qpu") * 0).tolist() == [0, 0], "not beyond the context"
+    assert (torch.tensor([INF, 1.0], device="qpu") * 0).tolist() == [0, 0], (
+        "after anomaly mode, Inf * 0 must be 0 again"
+    )
     assert torch_qpu.fallbacks() == {}

@@ -183,7 +183,7 @@ def assert_within(name: str, call: Callable[..., Any], sample: Any, found: torch
     allowed = BOUNDS[name].ulps * ULP * magnitude(name, call, sample, expected) + TINY * max(expected.numel(), 64)
     error = (found.double() - expected).abs()
     same = (found.double() == expected) | (error <= allowed)
-    assert torch.all(same), f"{sample}: off by {(error / allowed).max().item():.3g} of the bound"
+    assert torch.all(same), f"{sample}: the error is {(error / allowed).max().item():.3g} times the bound"
 
 
 def test_all_operators_with_bounds_have_samples() -> None:

@@ -154,7 +154,7 @@ def test_cpu_view_does_not_copy() -> None:
     assert a[2, 1].item() == 5
     assert a.data_ptr() == view.data_ptr()
     del a
-    assert array[1, 2] == 5, "the view keeps the memory alive"
+    assert array[1, 2] == 5, "a view must keep the memory allocated"
     with pytest.raises(RuntimeError, match="expected a qpu tensor"):
         torch_qpu.cpu_view(torch.ones(2))
     script = """
@@ -239,7 +239,7 @@ flags[3:5].logical_not_()
 print(flags.nonzero().flatten().tolist())
 """
     assert fine(script, QPU_TORCH_COPY="1").splitlines() == [
-        "[128, 64] True",  # a new result is staged too
+        "[128, 64] True",  # new results are staged too
         "[16, 0]",
         "[80, 80] True",
         "[8192, 4096] [4096, 4096]",

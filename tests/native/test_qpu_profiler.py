@@ -20,7 +20,7 @@ def test_launches_are_events_below_their_operators(tmp_path: Path) -> None:
         a_step()
     events = list(seen.events())
     launches = [event for event in events if event.name == "qpu::mm"]
-    assert len(launches) >= 2, "forward and the gradient of the weights"
+    assert len(launches) >= 2, "expected launches for the forward pass and the gradient of the weights"
     parents = {event.cpu_parent.name for event in launches if event.cpu_parent is not None}
     assert parents <= {"aten::addmm", "aten::mm"}
     assert parents

@@ -118,7 +118,7 @@ def test_zero_tensors_are_zero() -> None:
     assert zeros.cpu().tolist() == zeros.tolist() == [[0, 0, 0], [0, 0, 0]]
     assert zeros.clone().add_(1).sum().item() == 6
     assert (zeros + 1).tolist() == [[1, 1, 1], [1, 1, 1]]
-    assert torch.cumsum(zeros, 0).sum().item() == 0, "on the CPU"
+    assert torch.cumsum(zeros, 0).sum().item() == 0, "cumsum falls back to the CPU"
     assert torch.exp(zeros).tolist() == [[1, 1, 1], [1, 1, 1]]
     assert torch.equal(zeros.t()[1:].cpu(), torch.zeros(2, 2))
     assert torch.ones(2, 3, device="qpu").copy_(zeros).sum().item() == 0
@@ -361,7 +361,7 @@ def test_dlpack_works_only_within_the_device() -> None:
     a = torch.arange(3.0, device="qpu")
     again = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(a))
     again += 1
-    assert a.tolist() == [1, 2, 3], "the same memory"
+    assert a.tolist() == [1, 2, 3], "both tensors must share memory"
     with pytest.raises((ValueError, RuntimeError), match=r"[Uu]n(known|supported) device"):
         torch.from_dlpack(a)
     with pytest.raises((ValueError, RuntimeError, BufferError), match=r"[Uu]n(known|supported) device"):

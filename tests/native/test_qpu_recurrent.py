@@ -73,7 +73,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 def test_networks_and_their_gradients_match_the_cpu(name: str) -> None:
     assert_close(NETWORKS[name], torch.randn(3, 4, 5))
     fallbacks = {name for name in torch_qpu.fallbacks() if "thnn" in name}
-    assert fallbacks == set(), "cells run on the QPUs"
+    assert fallbacks == set(), "cells must run on the QPUs"
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["biases", "plain"])

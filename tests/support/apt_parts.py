@@ -145,7 +145,7 @@ class Archive:
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve a folder over HTTP on the loopback interface; yields its address."""
+    """Serve a folder over HTTP on the loopback interface; yield its address."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
@@ -164,7 +164,7 @@ class Proxy:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
-        """Listen on the loopback interface; yields the address as HOST:PORT."""
+        """Listen on the loopback interface; yield the address as HOST:PORT."""
         proxy = self
 
         class Forward(http.server.BaseHTTPRequestHandler):
@@ -188,7 +188,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def answering(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Run a server on the loopback interface; yields its port."""
+    """Run a server on the loopback interface; yield its port."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -51,7 +51,7 @@ file -L /usr/bin/gcc
 def made_workbench(config: Config) -> Mapping[str, Manifest]:
     """Build the development root and the workbench image of a finished build; return all manifests by step.
 
-    If both are up to date, this does not wait for tests that build something else.
+    If both are up to date, this function does not wait for tests that build something else.
     """
     found = _up_to_date(config)
     if "workbench" not in found:
@@ -119,7 +119,7 @@ def container_and_cross_builds_agree(
 ) -> None:
     """Assert that pip in the container builds the extension's wheel with the same files as cross-compilation.
 
-    With ``small``, both build the wheel of ``small_recipe``; otherwise, the other wheel is that of the main job.
+    With ``small``, both build the wheel of ``small_recipe``. Otherwise, the cross-compiled wheel is the main job's.
     """
     data = small_recipe(folder / "recipe") if small else recipe.load("qpu_ops")
     with Context(config) as context:

@@ -1,7 +1,7 @@
-"""Runs ./inv's program in forks of an interpreter that has already imported the modules that tasks use.
+"""Runs ./inv's program in forked processes of an interpreter that has already imported the modules that tasks use.
 
-Each command otherwise imports them again, which takes longer than most commands. Every fork imports ``tasks.py``,
-because it reads the environment, and runs ``toolchain.cli`` as the main program.
+Without this, each command would import these modules again, which takes longer than most commands. Each forked
+process imports ``tasks.py``, which reads the environment, and runs ``toolchain.cli`` as the main program.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[s
 
 @contextlib.contextmanager
 def forked_cli(folder: Path) -> Iterator[Run]:
-    """Yield a function that runs a command line in a fork with an environment. ``folder`` is for its output."""
+    """Yield a function that runs a command line in a forked process with the given environment variables.
+
+    The output is written to files in ``folder``.
+    """
     words = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None

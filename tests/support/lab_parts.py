@@ -14,7 +14,7 @@ from toolchain import ports
 from toolchain.config import Config
 
 LIMIT_S = 90.0
-"""The time limit for a labgrid program to start, or to detect the end of another one, on a busy machine."""
+"""The time limit, on a busy machine, for a labgrid program to start or to detect that another one has ended."""
 
 
 def with_boards(config: Config, *boards: str) -> Config:

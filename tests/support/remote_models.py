@@ -82,7 +82,7 @@ def large_and_small() -> Any:
 
 
 def large_and_wrong() -> Any:
-    """Return a model with a large output, and one that contains rounding errors of sums, which differ in TVM."""
+    """Return a model with a large output and an output that consists of rounding errors, which differ in TVM."""
     half = torch.randn(8, 1000)
     x = torch.cat([half, -half], 1)[:, torch.randperm(2000)]
     return Calls(lambda x: (1000 * x, 1e-2 * x.sum(1))), (x,)
@@ -103,7 +103,7 @@ def topk() -> Any:
 
 
 def refused() -> Any:
-    """Return a model with an operator that TVM's importer has, but not with an offset."""
+    """Return a model with an operator that TVM's importer supports, but not with an offset."""
     return Calls(lambda x: torch.as_strided(x, (2,), (1,), 1) + 1), (torch.randn(4),)
 
 

@@ -60,7 +60,7 @@ def ssh_board(
             yield board
         finally:
             board.kill()
-            # Processes of connections that were cut; otherwise, they keep the namespace alive.
+            # Kill the processes of cut connections, because they would keep the namespace in use.
             for pid in process.output_of(["ip", "netns", "pids", namespace]).split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)

@@ -131,7 +131,7 @@ class World:
 
     @contextlib.contextmanager
     def serving(self, *, debian: bool = True) -> Iterator[None]:
-        """Publish and serve the archives, and put them in the flavours' data; Debian's only if ``debian`` is true."""
+        """Publish and serve the archives (Debian's only if ``debian`` is true), and put them in the flavours' data."""
         if debian:
             self.debian.publish(SUITE, f"{SUITE}-updates", f"{SUITE}-security")
         self.raspbian.publish(SUITE)
@@ -169,7 +169,7 @@ class World:
 
 
 def _change(data: Path, **values: str | list[str]) -> None:
-    """Change settings in a TOML file. A setting is one line; all of its occurrences, if any, are changed."""
+    """Change settings in a TOML file. A setting is one line; all occurrences of the setting, if any, are changed."""
     lines = []
     for line in data.read_text().splitlines():
         name = line.partition(" = ")[0]

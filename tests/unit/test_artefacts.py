@@ -96,11 +96,11 @@ def test_damaged_entries_are_renamed(config: Config, tmp_path: Path, which: int,
         artefacts.get(config, "thing", KEY)
     assert stored[which].name in str(caught.value)
     assert "SHA-256" in caught.value.expected
-    assert artefacts.get(config, "thing", KEY) is None, "the next run builds it again"
+    assert artefacts.get(config, "thing", KEY) is None, "the entry must be gone, so that the next run builds it again"
     (aside,) = (config.build_root / "artefacts" / "thing").iterdir()
     assert aside.name.startswith(f"{KEY}.damaged-")
     assert str(aside) in caught.value.fix
-    assert (aside / stored[which].name).read_bytes() == bytes(spoilt), "it is not deleted"
+    assert (aside / stored[which].name).read_bytes() == bytes(spoilt), "the damaged file must not be deleted"
 
 
 @pytest.mark.parametrize("content", ["x = 1\n", "x = 2\n"], ids=["same bytes", "other bytes"])

@@ -64,7 +64,7 @@ def test_timing_leaves_out_the_warm_up() -> None:
     assert len(calls) == 4
     assert len(samples) == 3
     assert all(item >= 0.02 for item in samples)
-    assert sum(samples) <= ended - calls[0], "the samples do not contain the first call"
+    assert sum(samples) <= ended - calls[0], "the samples must not contain the first call"
 
 
 def test_a_failing_action_is_not_a_sample() -> None:
@@ -268,7 +268,7 @@ def test_only_one_run_at_a_time(tmp_path: Path) -> None:
     with (workspace.results / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InUse, match="other benchmarks are running"), workspace.exclusive():
-            pytest.fail("not alone")
+            pytest.fail("the benchmarks ran while another process held the lock")
 
 
 def test_sizes_count_hard_links_once(tmp_path: Path) -> None:
@@ -308,7 +308,9 @@ def test_the_plain_dockerfile_has_the_same_contents(tmp_path: Path) -> None:
     assert text.splitlines()[-1] == "RUN apt-get install --yes --no-install-recommends python3 udev"
     assert "lean" not in text
     wanted = build.lean_settings()
-    assert {"/etc/dpkg/dpkg.cfg.d/lean", "/usr/share/python3/bcep/pitorch-lean"} <= set(wanted), "dpkg and py3compile"
+    assert {"/etc/dpkg/dpkg.cfg.d/lean", "/usr/share/python3/bcep/pitorch-lean"} <= set(wanted), (
+        "expected settings for dpkg and py3compile"
+    )
     text = build.dockerfile("base:1", ["udev"], {**wanted, "/etc/x/quoted": "what's left out\n"})
     for line in text.splitlines():
         if "printf" in line:
@@ -360,7 +362,7 @@ def test_only_the_kernel_is_changed(path: Path, change: Callable[[str, int], str
     source = (ROOT / path).read_text()
     first = change(source, 101)
     assert line in first
-    assert change(first, 102) == change(source, 102), "a changed source can be changed again"
+    assert change(first, 102) == change(source, 102), "a changed source must accept another change"
     different = [pair for pair in zip(source.splitlines(), first.splitlines(), strict=True) if pair[0] != pair[1]]
     assert len(different) == 1
     with pytest.raises(CommandFailed, match="does not match this benchmark"):

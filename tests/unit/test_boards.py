@@ -46,9 +46,9 @@ def test_boot_proceeds_from_address_to_mounted_root() -> None:
     assert (board.state, board.file, board.model) == ("files", "vmlinuz", "3-b-plus")
     assert boards.mounted({"192.168.77.51"}, 6.0) == []
     assert boards.mounted({"192.168.77.50"}, 6.0) == [board]
-    assert boards.mounted({"192.168.77.50"}, 7.0) == [], "it is reported once"
+    assert boards.mounted({"192.168.77.50"}, 7.0) == [], "a mount must be reported only once"
     boards.record(ASKS, 8.0)
-    assert board.state == "mounted", "the initramfs requests an address again"
+    assert board.state == "mounted", "the initramfs requests an address again, which must not change the state"
 
 
 def test_optional_folder_of_a_board_has_its_serial_number() -> None:
@@ -60,7 +60,7 @@ def test_optional_folder_of_a_board_has_its_serial_number() -> None:
 
 @pytest.mark.parametrize(("folder", "serial"), [("9ffefdef", "9ffefdef"), ("dc-a6-32-01-36-c2", "")])
 def test_pi_4_requests_files_in_its_own_folder_first(folder: str, serial: str) -> None:
-    """The boot loader then uses the common folder."""
+    """If its own folder does not exist, the boot loader uses the common folder."""
     missed = [absent(f"{folder}/{name}") for name in ("start4.elf", "start.elf", "config.txt")]
     board = the_only(recorded(HAS_ADDRESS, *missed, sent("start4.elf"), sent("bcm2711-rpi-4-b.dtb")))
     assert (board.serial, board.absent, board.model, board.file) == (serial, set(), "4-b", "bcm2711-rpi-4-b.dtb")
@@ -115,7 +115,7 @@ def test_stalled_board_gets_advice(lines: list[str], advice: str) -> None:
 def test_reason_of_an_nfs_refusal_is_shown(cause: str, fix: str) -> None:
     boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
     board = the_only(boards)
-    assert boards.mounted({"192.168.77.50"}, 4.0) == [board], "it is connected for a moment"
+    assert boards.mounted({"192.168.77.50"}, 4.0) == [board], "a refused board is connected for a moment"
     line = f"nfs4_export_check_access :NFS4 :INFO :{cause} allowed on Export_Id 1 /x y for client ::ffff:192.168.77.50"
     assert boards.record(line, 5.0) is board
     assert fix in board.advice(6.0)
@@ -132,13 +132,13 @@ def test_address_behind_a_router_comes_from_the_first_file() -> None:
     board = the_only(boards)
     assert (board.address, board.state, board.file) == ("192.168.77.50", "files", "config.txt")
     unknown = recorded(sent("config.txt"))
-    assert list(unknown) == [], "without its hardware address a client is ignored"
+    assert list(unknown) == [], "a client without a hardware address must be ignored"
 
 
 def test_a_board_with_a_card_appears_when_it_mounts() -> None:
     boards = recorded(mac=MAC)
     assert [board.mac for board in boards.mounted({"192.168.77.50"}, 1.0)] == [MAC]
-    assert list(recorded().mounted({"127.0.0.1"}, 1.0)) == [], "not a board"
+    assert list(recorded().mounted({"127.0.0.1"}, 1.0)) == [], "the loopback address is not a board's"
 
 
 def test_new_request_of_a_running_board_is_a_restart() -> None:
@@ -146,7 +146,7 @@ def test_new_request_of_a_running_board_is_a_restart() -> None:
     board = the_only(boards)
     board.reach("up", 30.0)
     boards.record(ASKS, 31.0)
-    assert the_only(boards).state == "up", "a renewal"
+    assert the_only(boards).state == "up", "a renewed lease must not change the state"
     boards.record(ASKS, 32.0 + 2 * STALLED_S)
     again = the_only(boards)
     assert (again.state, again.began, again.address) == ("address", 32.0 + 2 * STALLED_S, "192.168.77.50")

@@ -57,7 +57,7 @@ with build_lock(folder):
 
 @needs_root
 def test_others_can_only_use_the_products_of_root(open_checkout: Path, public: Path) -> None:
-    """This is the case for ``shell`` after ``sudo ./inv build-image``."""
+    """For example, a user can run ``shell`` after ``sudo ./inv build-image``."""
     theirs = public / "theirs"
 
     def as_user(version: str) -> subprocess.CompletedProcess[str]:
@@ -94,7 +94,7 @@ with build_lock(folder), files.replacing(folder / "rootfs.tar") as aside, ExitSt
 
 
 def test_next_build_removes_leftovers_of_a_killed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The leftovers can be gigabytes. Other files in the folders are not removed."""
+    """Leftovers can take up gigabytes. Other files in the folders are not removed."""
     folder = tmp_path / "target"
     ended = subprocess.run([sys.executable, "-c", KILLED, folder], cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL

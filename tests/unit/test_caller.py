@@ -81,7 +81,7 @@ def typed() -> Iterator[None]:
 
 def test_root_command_repeats_arguments_and_settings(monkeypatch: pytest.MonkeyPatch, typed: None) -> None:
     monkeypatch.setenv("PITORCH_CALLER_CWD", str(ROOT))
-    assert caller.as_root("./inv TASK") == "sudo ./inv TASK", "nothing was typed"
+    assert caller.as_root("./inv TASK") == "sudo ./inv TASK", "no command line was recorded"
     caller.remember(["build-image", "--update"], ["HOME", "PITORCH_CALLER_CWD", "proxy", "MY_INVOKE_X", "INVOKE"])
     assert caller.as_root("./inv TASK") == "sudo ./inv build-image --update"
     environment = {

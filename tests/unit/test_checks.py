@@ -65,7 +65,7 @@ def test_missing_programs_are_an_error_unless_partial(
     assert "sudo ./inv test" in caught.value.fix
     assert "./inv --set-up" in caught.value.fix
     assert "--partial" in caught.value.fix
-    assert "linted" not in capfd.readouterr().out, "the error comes before the first check"
+    assert "linted" not in capfd.readouterr().out, "the error must come before the first check"
     checks.run_tests(select=select, partial=True)
     said = capfd.readouterr()
     assert "1 passed, 1 skipped" in said.out
@@ -105,7 +105,7 @@ def test_linters_run_without_root(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     checks.run_tests(checks_only=True)
     said = capfd.readouterr()
-    assert said.out.count("1 passed, 1 skipped") == 2, "the command line, and what it prints"
+    assert said.out.count("1 passed, 1 skipped") == 2, "expected the text in the printed command line and in the output"
     assert "SKIPPED" not in said.out + said.err
 
 
@@ -188,7 +188,7 @@ def test_expensive_tests_run_weekly() -> None:
     assert all(field.isdecimal() for field in (minute, hour, weekday))
     (step,) = [step for step in document["jobs"]["expensive"]["steps"] if "expensive" in step.get("run", "")]
     assert step["run"] == ".ci/run expensive"
-    assert document["jobs"]["expensive"]["timeout-minutes"] < 360, "the limit of a hosted runner's job"
+    assert document["jobs"]["expensive"]["timeout-minutes"] < 360, "on a hosted runner, a job is limited to 360 minutes"
 
 
 def test_expensive_tests_run_after_the_set_up(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_the_linters_are_those_that_run_before_each_commit(hooks: list[dict[str,
     wanted = {linter_of(check.argv) for check in checks.linters()}
     assert {linter_of([*shlex.split(hook["entry"]), ""]) for hook in hooks} == wanted
     assert {check.name for check in checks.linters()} <= {hook["name"] for hook in hooks}
-    assert {hook["language"] for hook in hooks} == {"system"}, "in the versions that are installed here"
+    assert {hook["language"] for hook in hooks} == {"system"}, "each hook must run the linter that is installed here"
 
 
 def test_shellcheck_reads_the_same_scripts_before_a_commit(

@@ -64,7 +64,7 @@ def key(step: Step) -> str:
 def key_after_change(paths: Iterable[Path], step: Step) -> str:
     """Compute the key while the files contain an additional line.
 
-    The line is appended and cut off again, because a file that is rewritten is flushed to the disk by ext4.
+    The line is appended and then removed by truncation, because ext4 flushes a rewritten file to disk.
     """
     sizes = {path: path.stat().st_size for path in paths}
     try:
@@ -97,7 +97,7 @@ def test_each_module_of_the_closure_changes_the_key(checkout: Path, code: str) -
 
 @pytest.mark.parametrize("code", sorted(STEPS))
 def test_modules_outside_the_closure_do_not_change_the_key(checkout: Path, code: str) -> None:
-    """These modules include all modules in the list of exceptions, and the jobs."""
+    """The modules outside a closure include the jobs, and all modules in the list of exceptions."""
     step = STEPS[code]
     before = key(step)
     others = {str(path.relative_to(checkout)) for path in checkout.rglob("*.py")} - set(closure.digests(code))

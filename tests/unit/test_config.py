@@ -271,7 +271,7 @@ def test_tilde_in_any_path_is_the_callers_home(tmp_path: Path, monkeypatch: pyte
     assert made.qpulib_source == tmp_path
     assert made.nfsroot == tmp_path / "nfs"
     assert (made.cuda.toolkit, made.cuda.python) == ("pypi", f"{tmp_path}/venv/bin/python")
-    assert made.registry.user == "~/me", "it is not a path"
+    assert made.registry.user == "~/me", "a user name is not a path, so ~ must not be expanded"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as under sudo")
@@ -281,7 +281,9 @@ def test_home_under_sudo_is_that_of_the_calling_user(monkeypatch: pytest.MonkeyP
     home = pwd.getpwuid(65534).pw_dir
     assert load_config({"build": {"folder": "~/build"}}).build_root == Path(home, "build")
     monkeypatch.setenv("SUDO_UID", "4000000001")
-    assert load_config({"build": {"folder": "~/build"}}).build_root == Path("/root/build"), "no such user"
+    assert load_config({"build": {"folder": "~/build"}}).build_root == Path("/root/build"), (
+        "expected root's home folder, because no user has this ID"
+    )
     assert load_config({"build": {"folder": "~no-such-user/x"}}).build_root == ROOT / "~no-such-user/x"
 
 
@@ -295,7 +297,7 @@ def test_an_unsupported_architecture_is_reported() -> None:
         "image.architecture: Raspbian has only armhf",
     ]
     assert fault_of({"image": image}) == "image.architecture: Raspbian has only armhf, found 'arm64'"
-    assert "Raspbian" not in fault_of({"image": {**image, "architecture": "armv9"}}), "only one fault is reported"
+    assert "Raspbian" not in fault_of({"image": {**image, "architecture": "armv9"}}), "only one error must be reported"
     assert load_config({"image": {**image, "architecture": "armhf"}}).image.label == "raspbian-trixie-armhf"
     for architecture in ARCHITECTURES:
         assert load_config({"image": {"architecture": architecture}}).image.architecture == architecture

@@ -218,7 +218,10 @@ def timing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_hardware_needs_the_data_of_the_firmware(
     tree: Mapping[str, bytes], execution: str, reason_part: str, tmp_path: Path, timing: ModuleType
 ) -> None:
-    """The evidence and the timing script use the same rule. An emulator can report a Pi's model too."""
+    """The evidence and the timing script use the same rule.
+
+    A Pi's model is not enough, because an emulator can report it too.
+    """
     for name, content in tree.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)

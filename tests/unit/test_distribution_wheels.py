@@ -59,11 +59,13 @@ LINKS = {
 
 
 def test_wheels_contain_the_packages_files(tmp_path: Path) -> None:
-    """These include headers, to which Debian's numpy has a symbolic link."""
+    """The files include headers, to which Debian's numpy has a symbolic link."""
     distribution_wheels.make(root(tmp_path / "dev.tar", FILES, LINKS), tmp_path / "made", ARMHF, TRIXIE)
     tag = "cp313-cp313-linux_armv7l.whl"
     names = [f"numpy-2.2.4-{tag}", f"scipy-1.15.3-{tag}"]
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names, "pip would reject pandas' version"
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names, (
+        "no wheel of pandas, because pip would reject its version"
+    )
     for name in names:
         assert wheels.audit(tmp_path / "made" / name, ARMHF) == 0
     with zipfile.ZipFile(tmp_path / "made" / names[0]) as wheel:

@@ -310,7 +310,7 @@ def built_wheel(chain: Chain, content: str) -> Artefact:
 
 
 def test_wheels_are_those_of_the_tested_image(chain: Chain) -> None:
-    """Newer files in the build folder are ignored."""
+    """Newer wheels in the build folder are ignored."""
     chain.build_image(IMAGE, wheels=[EXTENSION, TORCH])
     chain.export()
     chain.build_image(NEWER, wheels=[])
@@ -332,7 +332,7 @@ def test_deployed_wheel_replaces_the_one_of_the_image(chain: Chain) -> None:
 
 
 def test_wheels_of_a_pulled_image_are_unknown(chain: Chain) -> None:
-    """This applies even if an image and a wheel were built here as well."""
+    """The wheels are unknown even if an image and a wheel were built on this PC as well."""
     chain.build_image(IMAGE, wheels=[EXTENSION, TORCH])
     built_wheel(chain, "local")
     chain.export(NEWER)
@@ -390,7 +390,7 @@ def test_state_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert checkout.origin(folder) == {}
     assert checkout.described(outside) == "unknown"
     git(folder, "init", "--quiet")
-    assert checkout.state(folder)["commit"] == "", "a checkout without a commit"
+    assert checkout.state(folder)["commit"] == "", "a checkout without a commit must have no commit in its state"
     (folder / "file").write_text("1")
     git(folder, "add", "file")
     git(folder, "commit", "--quiet", "--message=m")
@@ -401,7 +401,7 @@ def test_state_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert checkout.origin(folder) == {"commit": commit, "dirty": True}
     assert checkout.described(checkout.origin(folder)) == f"{commit} with uncommitted changes"
     assert "file" in checkout.state(folder)["changes"][0]
-    assert checkout.origin(folder / "below") == {}, "a folder inside another checkout"
+    assert checkout.origin(folder / "below") == {}, "a folder inside another checkout has no origin"
 
 
 def test_steps_record_the_commit_but_do_not_depend_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +420,9 @@ def test_steps_record_the_commit_but_do_not_depend_on_it(tmp_path: Path, monkeyp
     monkeypatch.setattr(checkout, "origin", lambda: {"commit": OTHER, "dirty": True})
     assert [item.reason for item in pipeline.plan() if item.runs] == []
     again = pipeline.execute(pipeline.plan(force=frozenset({"one"})))
-    assert [item.source["commit"] for item in again] == [OTHER, COMMIT], "the second step did not run"
+    assert [item.source["commit"] for item in again] == [OTHER, COMMIT], (
+        "the second step must keep its commit, because it did not run"
+    )
     assert again[0].key == first[0].key == key_of("one", {"a": "1"})
 
 
@@ -443,7 +445,9 @@ def test_unverified_pockets_of_the_target_are_listed(tmp_path: Path, monkeypatch
     assert roots.unverified_pockets(context, mirror_of(*wanted)) == []
     verified = mirror_of(source("trixie"), source("trixie-updates"))
     assert roots.unverified_pockets(context, verified) == ["trixie-security"]
-    assert roots.unverified_pockets(context, mirror_of(*wanted[:3])) == [], "sid is not for the target"
+    assert roots.unverified_pockets(context, mirror_of(*wanted[:3])) == [], (
+        "sid is not a pocket of the target, so it must be ignored"
+    )
 
 
 def needs_of_the_image(**rootfs: Any) -> dict[str, Manifest]:
@@ -463,8 +467,8 @@ def test_image_label_lists_the_left_out_pockets() -> None:
     assert labels(left_out=[])[LEFT_OUT] == "[]"
     text = render(IMAGE, [], labels=labels(left_out=["trixie-security"]), bootable=True)
     assert f"{LEFT_OUT}=" + r'"[\"trixie-security\"]"' in [line.strip(" \\") for line in text.splitlines()]
-    assert text.count("LABEL ") == 1, "the engine creates a container for each LABEL"
-    assert LEFT_OUT not in labels(), "an older root did not record it"
+    assert text.count("LABEL ") == 1, "expected one LABEL instruction, because the engine creates a container for each"
+    assert LEFT_OUT not in labels(), "older roots did not record pockets that were left out"
 
 
 def test_only_the_set_of_pockets_changes_the_product() -> None:

@@ -78,4 +78,4 @@ def test_an_interruption_leaves_no_daemon_behind(number: int, tmp_path: Path) ->
     while key in queues() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert key not in queues()
-    assert not list(tmp_path.iterdir()), "the folder for the call is removed"
+    assert not list(tmp_path.iterdir()), "the folder for the call must be removed"

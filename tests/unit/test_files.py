@@ -367,7 +367,7 @@ def test_a_full_disk_while_copying_a_folder_raises_diskfull(tmp_path: Path) -> N
 
 
 def test_others_can_hold_a_lock_that_root_created() -> None:
-    """Otherwise an ordinary user could not open a shell after a build by root."""
+    """An ordinary user must be able to open a shell after a build by root."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     refusal = InUse("taken", expected="", found="", fix="")

@@ -63,7 +63,7 @@ def test_the_extension_is_cross_compiled_by_default(tmp_path: Path) -> None:
 def test_without_native_compiler_the_extension_is_built_in_dev(tmp_path: Path) -> None:
     steps = steps_of(config_for(tmp_path, native_compiler=False))
     assert steps["qpu-ops"].needs == ("dev", "torch-site", "libqpu")
-    assert steps["libqpu"].needs == ("builder",), "libqpu is still cross-compiled"
+    assert steps["libqpu"].needs == ("builder",), "libqpu must still be cross-compiled"
 
 
 def test_torch_of_the_distribution_is_a_package_of_the_root(tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_another_mmdebstrap_rebuilds_the_roots(tmp_path: Path, monkeypatch: pyte
     assert {name for name in first if first[name] != second[name]} == {"dev", "rootfs"}
     with monkeypatch.context() as changed:
         changed.setattr(shutil, "which", lambda *_, **__: None)
-        assert rootfs.program_fingerprint() == "absent", "planning does not require mmdebstrap"
+        assert rootfs.program_fingerprint() == "absent", "planning must not require mmdebstrap"
 
 
 def test_recorded_sources_omit_default_values(tmp_path: Path) -> None:
-    """The records are part of the mirror's product, so other records would make every dependent step run again."""
+    """The records are part of the mirror's product, so changed records would make every dependent step run again."""
     sources = apt.sources_for(load_config({"image": {"kernel": "raspberrypi"}}), tmp_path)
     records = [record_of(item) for item in sources]
     assert {frozenset(item) for item in records[:3]} == {
@@ -191,7 +191,7 @@ def test_a_disk_that_is_full_when_the_extension_is_built(tmp_path: Path, own: bo
         with pytest.raises(DiskFull, match="no room for QPU extension wheel"):
             pipeline.execute(pipeline.plan())
         assert not pipeline.manifest_path("qpu-ops").exists()
-        assert list((context.root / "work").iterdir()) == [], "no partly written files remain"
+        assert list((context.root / "work").iterdir()) == [], "partly written files must not remain"
 
 
 # Plans.
@@ -271,7 +271,7 @@ def test_the_plan_from_source_starts_with_torchs_steps(
 def test_from_source_torch_is_built_before_the_image_is_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The plan must use the new wheel."""
+    """The image's plan must use the newly built torch wheel."""
     done: list[str] = []
 
     class Enough(Exception):
@@ -335,7 +335,9 @@ def test_an_ordinary_user_needs_sudo_before_anything_changes(
     assert f"root is needed to set the owners of files {titles}" in ended.stderr
     assert "found:    user id 65534" in ended.stderr
     kept = "--preserve-env=DOCKER_HOST,INVOKE_BUILD_FOLDER"
-    assert ended.stderr.rstrip().endswith(f"fix:      sudo {kept} {fix}"), "the whole command line and the variables"
+    assert ended.stderr.rstrip().endswith(f"fix:      sudo {kept} {fix}"), (
+        "the fix must contain the whole command line and the variables"
+    )
     assert "Traceback" not in ended.stderr
     assert not (public / "build").exists()
 
@@ -380,13 +382,13 @@ def test_building_a_root_requires_root(public: Path) -> None:
 
 @needs_root
 def test_leftovers_of_the_same_process_id_do_not_matter(tmp_path: Path) -> None:
-    """In a container, process IDs recur."""
+    """In a container, a process can have the same ID as one in an earlier run."""
     if shutil.which("mmdebstrap") is None:
         pytest.skip("mmdebstrap is not installed")
     (tmp_path / f".root.tar.{os.getpid()}.scratch").mkdir()
     (tmp_path / "lists").mkdir()
     spec = small_root(tmp_path)
-    with pytest.raises(CommandFailed, match="the small root"):  # because there are no package sources
+    with pytest.raises(CommandFailed, match="the small root"):  # fails, because there are no package sources
         rootfs.build_native_tar(spec, tmp_path / "root.tar", tmp_path / "log")
     left = {f".root.tar.{os.getpid()}.scratch", "archives", "lists", "log"}
     assert {path.name for path in tmp_path.iterdir()} == left

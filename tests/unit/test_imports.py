@@ -173,7 +173,7 @@ def test_toolchain_imports_no_large_package() -> None:
 
 
 def test_a_start_imports_only_the_toolchain() -> None:
-    """Otherwise, each start of ``./inv`` and each completion in a shell takes several times as long."""
+    """With more imports, each start of ``./inv`` and each completion in a shell would take several times as long."""
     code = "import sys, tasks; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = {name.split(".")[0] for name in done.stdout.split()}
@@ -195,7 +195,7 @@ def test_no_module_imports_torch_at_the_top() -> None:
 
 
 def test_no_package_hides_one_of_the_standard_library() -> None:
-    """Programs that run in the checkout would import the project's package instead."""
+    """Programs that run in the checkout would import the project's package instead of the standard library's."""
     assert set(ORDER) & sys.stdlib_module_names == set()
 
 

@@ -53,7 +53,7 @@ print(compile_jobs(BuildConfig(memory_per_job_mib=1)))
 
 @pytest.mark.parametrize("below", ["", "child"])
 def test_the_memory_limit_of_a_cgroup_or_parent_counts(below: str) -> None:
-    """This is the situation in a container with a memory limit."""
+    """A container with a memory limit runs in such a cgroup."""
     with limited_group(200) as group:
         program = "from toolchain.jobs import available_memory_mib; print(available_memory_mib())"
         available_mib = int(output_in(group / below, program))

@@ -122,7 +122,7 @@ def test_the_exporter_offers_the_devices_of_a_board(words: str, resource: dict[s
     assert offered.pop("NetworkService") == {"address": "192.0.2.3", "port": 22, "username": "root"}
     assert offered == resource
     for name in offered:
-        assert name in exports or name == "NetworkSerialPort", "labgrid's exporter knows the class"
+        assert name in exports or name == "NetworkSerialPort", "labgrid's exporter must support the class"
 
 
 def test_a_board_can_have_another_architecture(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_the_chart_has_a_line_per_board(tmp_path: Path) -> None:
     drawn = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])  # noqa: S314 - our own
     texts = [text for element in drawn.iter("{http://www.w3.org/2000/svg}text") if (text := element.text)]
     boards_shown = [text.partition(":")[0] for text in texts if "emulation" in text]
-    assert boards_shown == ["one", "two"], "one entry of the legend per board, which names the machine"
+    assert boards_shown == ["one", "two"], "the legend must have one entry per board, with its machine"
     assert {"CPU, plain loop", "torch, call", "QPU backend, kernel", "QPU backend, whole call"} <= set(texts)
     assert "no timing" not in page
     assert "<svg" not in merge.write(Config(), boards[2:], tmp_path).paths.report.read_text()
@@ -302,7 +302,7 @@ def test_a_person_is_asked_to_switch_a_board(capsys: pytest.CaptureFixture[str])
             done, _ = concurrent.futures.wait(
                 asked, 60, concurrent.futures.FIRST_COMPLETED if number == 1 else "ALL_COMPLETED"
             )
-            assert len(done) == number, "one question at a time"
+            assert len(done) == number, "only one question must be asked at a time"
     os.close(person)
     os.close(terminal)
     shown = capsys.readouterr().err
@@ -336,7 +336,7 @@ def test_each_file_runs_on_exactly_one_board(boards: int) -> None:
     parts = shard.split(names, {"test_a.py": 5.0, "test_b.py": 0.0}, boards)
     assert sorted(itertools.chain(*parts)) == names
     assert len(parts) == boards
-    assert all(parts), "no board is without a file"
+    assert all(parts), "each board must get at least one file"
 
 
 def test_the_longest_files_are_distributed_first() -> None:
@@ -381,7 +381,7 @@ def test_a_split_suite_passes_with_a_part_that_is_skipped(tmp_path: Path) -> Non
     assert "split between 2 boards: 1 passed, 0 failed, 0 errors, 1 skipped" in merged.summary()
     assert not any(row.differs for row in merge.rows(merged.outcomes))
     assert "The suite passed" in merged.paths.report.read_text()
-    assert not merge.write(Config(), [two], tmp_path).ok, "no test passed"
+    assert not merge.write(Config(), [two], tmp_path).ok, "a suite without a passed test must not pass"
 
 
 def test_tests_of_a_lost_board_are_counted_where_they_ran(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_tests_of_a_lost_board_are_counted_where_they_ran(tmp_path: Path) -> Non
     assert cases == ["lost.test_a.test_a", "lost.run", "dead.boot", "ok.test_a.test_b", "ok.test_a.test_c"]
     counts = [(suite.get("name"), suite.get("tests"), suite.get("errors")) for suite in merge.junit(merged.outcomes)]
     assert counts == [("lost", "2", "1"), ("dead", "1", "1"), ("ok, turn 2", "2", None)]
-    assert not merged.ok, "a board is dead"
+    assert not merged.ok, "a suite must not pass if a board is dead"
     assert "dead: did not run: no answer; run on another board: test_c.py" in merged.error().found
     assert "without a result" not in merged.error().found
     boards = json.loads(merged.paths.evidence.read_text())["boards"]

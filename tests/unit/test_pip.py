@@ -1,4 +1,4 @@
-"""Tests of run_pip's errors: an index that does not respond, an index without the package, and others."""
+"""Tests of run_pip's errors: an index that does not respond, an index without the package, and other errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_index_that_does_not_respond_is_a_network_error(tmp_path: Path) -> None:
     assert "127.0.0.1" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="PySocks is installed")
+@pytest.mark.skipif(importlib.util.find_spec("socks") is not None, reason="requires that PySocks is not installed")
 def test_socks_proxy_without_pysocks_is_reported(tmp_path: Path) -> None:
     words: list[str | Path] = ["download", "--retries=0", "--index-url=https://index.invalid/simple"]
     words += ["--dest", tmp_path, "six==1.16.0"]

@@ -153,7 +153,7 @@ def test_other_modules_restart_the_server(board: Board) -> None:
 
 
 def test_a_changed_torch_restarts_the_server(board: Board) -> None:
-    """A small module with the functions that are used here replaces ``torch``."""
+    """A small module, with the functions that the test uses, replaces ``torch``."""
     text = (
         "import os\nBACKENDS = []\n"
         "def _import_device_backends(): BACKENDS.append(os.getpid())\n"

@@ -236,7 +236,7 @@ def test_full_registries_and_temporary_errors() -> None:
     assert isinstance(quota, RegistryFull)
     assert isinstance(transfer.explain("connection reset by peer", HERE, None), RegistryBroke)
     raced = "errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n"
-    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "is retried"
+    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "the error must be one that is retried"
     assert not isinstance(transfer.explain("some error", HERE, None), RegistryBroke)
 
 
@@ -272,7 +272,7 @@ def test_event_stream_yields_digest_and_layers() -> None:
                 {"error": "EOF"},
             ]
         )
-    assert len(waits) == 2, "once per wait, not once per second"
+    assert len(waits) == 2, "expected one report per wait, not one per second"
     assert shown.digest == ""
     shown.follow(
         [
@@ -324,7 +324,7 @@ def test_failed_requests_are_explained_by_their_cause() -> None:
     ],
 )
 def test_letters_in_an_address_do_not_affect_the_error(text: str, kind: type[Exception]) -> None:
-    """The state in an upload address is random and can contain EOF."""
+    """The state in an upload address is random and can contain the letters EOF, which are also an error message."""
     pool = urllib3.HTTPConnectionPool("h")
     address = "/v2/a/blobs/uploads/1?_state=EOF"
     fault = urllib3.exceptions.MaxRetryError(pool, address, urllib3.exceptions.SSLError(ssl.SSLError(1, text)))

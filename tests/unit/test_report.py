@@ -113,7 +113,7 @@ class Balance(HTMLParser):
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        """Remember the opened element."""
+        """Record the opened element."""
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -149,7 +149,7 @@ def test_emulation_is_labelled_in_text_and_chart() -> None:
     assert "not measured on hardware" in report.execution_label(made)
     assert "not measured on hardware" in report.chart(timing(), report.execution_label(made))
     assert "model: the interpreter" in text
-    assert "not measured here" in text, "the published times"
+    assert "not measured here" in text, "the published times must be marked as not measured here"
 
 
 def test_hardware_and_unverified_have_different_labels() -> None:
@@ -166,7 +166,7 @@ def test_report_lists_what_is_missing() -> None:
     assert "Without torch" in text
     assert "No timing: no timing was requested" in text
     assert "the security pocket was left out" in text
-    assert "expected a , found b" in text, "a link of the chain that does not hold"
+    assert "expected a , found b" in text, "the report must explain a broken link of the chain"
     assert "Without the updates of trixie-security" in text
     assert "built from fedcba987654 with uncommitted changes" in text
 
@@ -184,7 +184,7 @@ def test_broken_chain_does_not_pass() -> None:
     assert f"the board loads the tree's libqpu: expected {'cd' * 6}, found {'ef' * 6}" in text.replace("&#39;", "'")
     assert "commit as the tests: unknown (expected" in text
     assert '<div class="pill bad">not passed</div>' in html
-    assert '<div class="pill good">passed</div>' in render(document()), "a warning does not fail the run"
+    assert '<div class="pill good">passed</div>' in render(document()), "a warning must not fail the run"
 
 
 def test_summary_distinguishes_warnings_and_broken_links(tmp_path: Path) -> None:
@@ -242,8 +242,8 @@ def test_chart_uses_the_colours_of_the_page() -> None:
     for css in ("--ink", "--rule", "--cpu", "--torch", "--qpu"):
         assert f"var({css})" in drawn
     assert "#0101" not in drawn, "a placeholder colour was not replaced"
-    assert drawn == report.chart(timing(), "emulation"), "the chart is reproducible"
-    assert "$" not in drawn, "the labels of the axes are plain text"
+    assert drawn == report.chart(timing(), "emulation"), "the chart must be reproducible"
+    assert "$" not in drawn, "the labels of the axes must be plain text"
     assert " ms</text>" in drawn
     assert report.chart({"reason": "none"}, "emulation") == ""
 

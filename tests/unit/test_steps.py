@@ -450,8 +450,10 @@ def test_ctrl_c_ends_running_steps_without_a_manifest(tmp_path: Path) -> None:
     assert out == "interrupted\n"
     assert {path.name for path in tmp_path.iterdir()} == {"begun", "pids"}
     begun = (tmp_path / "begun").read_text().split()
-    assert sorted(begun) == ["0"] * 5 + ["1"] * 5, "two steps with five programs each; the third step did not start"
-    for pid in pids.read_text().split():  # Some exited before they could write their number.
+    assert sorted(begun) == ["0"] * 5 + ["1"] * 5, (
+        "expected two steps with five programs each; the third step must not start"
+    )
+    for pid in pids.read_text().split():  # Some programs exited before they could write their process ID.
         state = Path(f"/proc/{pid}/stat")
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
 
@@ -490,4 +492,4 @@ def test_a_manifest_that_does_not_fit_raises_diskfull(tmp_path: Path) -> None:
         step = Step(name="wheel", title="the wheel", inputs={}, action=lambda _: Made(facts=facts))
         with pytest.raises(DiskFull, match="no room for the wheel"):
             execute(disk, step)
-        assert list(disk.iterdir()) == [], "no partial manifest"
+        assert list(disk.iterdir()) == [], "a partial manifest must not remain"

@@ -86,7 +86,7 @@ def test_only_one_run_and_an_interrupted_one_keeps_the_results(
         suite.test_on_pi(config, host=NOBODY)
     assert caught.value.exit_code == 29
     assert str(paths.lock) in caught.value.expected
-    assert paths.environment.stat().st_mtime_ns == environment, "the second run changed a file of the first"
+    assert paths.environment.stat().st_mtime_ns == environment, "the second run changed a file of the first run"
     assert running.poll() is None
     os.kill(running.pid, signal.SIGINT)
     assert running.wait(60) != 0
@@ -105,7 +105,7 @@ def test_unreachable_board_keeps_the_earlier_results(config: Config, paths: Path
 
 @pytest.mark.parametrize("made", [("junit", "evidence", "report"), ("evidence", "report")])
 def test_results_are_replaced_together(paths: Paths, made: tuple[str, ...]) -> None:
-    """A result that the run did not produce is removed."""
+    """An earlier result that the new run did not produce is removed."""
     paths.staging.folder.mkdir()
     for name in made:
         getattr(paths.staging, name).write_text("new")

@@ -131,7 +131,7 @@ def test_messages_about_a_full_disk_are_recognised(tmp_path: Path, words: str) -
         assert caught.value.found == words
     with pytest.raises(DiskFull) as caught:
         builder.run(["sh", "-c", f"printf %s {shlex.quote(words)}; exit 1"])
-    assert caught.value.found == words, "an unterminated last line"
+    assert caught.value.found == words, "the error must contain the last line even without a newline"
 
 
 @pytest.mark.usefixtures("without_container")
@@ -139,7 +139,9 @@ def test_other_failures_are_not_a_full_disk(tmp_path: Path) -> None:
     builder = a_builder(tmp_path)
     with pytest.raises(CommandFailed, match="failed"):
         builder.run(["sh", "-c", "echo 'error: no such thing'; exit 1"])
-    assert builder.run(["sh", "-c", f"echo {shlex.quote(SAID[1])}"]).startswith("/usr/lib"), "nothing failed"
+    assert builder.run(["sh", "-c", f"echo {shlex.quote(SAID[1])}"]).startswith("/usr/lib"), (
+        "output with such a message is not an error if the program succeeds"
+    )
 
 
 SILENT = {
@@ -182,7 +184,7 @@ def test_disk_space_is_checked_before_each_stage(tmp_path: Path) -> None:
         (builder.home / "runs.json").write_text("[]")
         with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
             builder.build(tmp_path / "out")
-        assert caught.value.expected.startswith("9000 MiB"), "a tree without objects is not one yet"
+        assert caught.value.expected.startswith("9000 MiB"), "a tree without objects must count as no tree"
         (tree / ".ninja_log").touch()
         with pytest.raises(DiskFull, match="torch's sources and objects") as caught:
             builder.build(tmp_path / "out")
@@ -235,11 +237,13 @@ def test_a_tree_records_the_seconds_of_every_run(quick: Quick, tmp_path: Path) -
     assert (list(first.seconds), first.finished) == (["prepare", "configure", "compile"], False)
     assert (list(second.seconds), second.finished) == (["prepare", "configure", "compile", "package"], True)
     assert second.seconds == built.seconds
-    assert (built.cache_hits, built.cache_calls) == (0, 0), "ccache was never called"
+    assert (built.cache_hits, built.cache_calls) == (0, 0), "no calls must be counted, because ccache was never called"
     (quick.home / "runs.json").write_text("{")
     assert quick.runs() == []
     quick.build(tmp_path / "out")
-    assert [dict(run.seconds) for run in quick.runs()[:-1]] == [{}], "earlier runs without a record"
+    assert [dict(run.seconds) for run in quick.runs()[:-1]] == [{}], (
+        "earlier runs must be ignored if their record is damaged"
+    )
 
 
 def older_tree(quick: Quick, name: str, made_for: str | None) -> Path:
@@ -383,7 +387,7 @@ def test_cmake_runs_again_after_a_change_or_failure(tmp_path: Path) -> None:
     other = recorder(tmp_path, options=["USE_OPENMP=OFF"])
     other.configure()
     assert "-DUSE_OPENMP=OFF" in other.ran[0]
-    assert not made.exists(), "the tree of other options is removed"
+    assert not made.exists(), "a tree that was built with other options must be removed"
 
 
 @pytest.mark.parametrize(("variant", "state"), [("neon", "ON"), ("baseline", "OFF")])
@@ -458,7 +462,7 @@ def test_an_overridden_option_of_the_user_is_rejected(tmp_path: Path, options: l
         assert caught.value.found == found
         assert "USE_PLAIN" not in caught.value.summary
         assert str(builder.log) in caught.value.fix
-        assert not (builder.home / "configured").exists(), "nothing is compiled"
+        assert not (builder.home / "configured").exists(), "compilation must not start"
 
 
 @pytest.mark.parametrize(
@@ -545,7 +549,7 @@ Local storage:
 def test_hits_of_ccache_are_counted_per_tree(tmp_path: Path) -> None:
     builder = recorder(tmp_path)
     assert builder.cache_use() == (0, 0)
-    assert builder.ran == [], "ccache is not called without a log of the tree"
+    assert builder.ran == [], "ccache must not be called if the tree has no log"
     (builder.home / "ccache.log").touch()
     builder.said = CCACHE.splitlines()
     assert builder.cache_use() == (2, 4)
@@ -596,13 +600,15 @@ def test_ccache_identifies_compilers_by_their_packages() -> None:
     """The executable does not identify the compiler: ``clang`` is a few KiB, and loads the compiler from libraries."""
     check = building.compiler_check(BUILDER)
     kind, _, printed_line = check.partition(":")
-    assert kind == "string", "ccache uses the text as it is"
+    assert kind == "string", "ccache must hash the text itself"
     assert dict(item.split("=") for item in printed_line.split(" ")) == {
         name: version for name, version in BUILDER.items() if name.split(":")[0] not in OTHERS
     }
     assert building.compiler_check(dict(reversed(BUILDER.items()))) == check
     assert building.compiler_check({**BUILDER, "libclang-cpp19:amd64": "1:19.1.7-3+b2"}) != check
-    assert building.compiler_check({**BUILDER, "cmake:amd64": "4.0"}) == check, "objects stay"
+    assert building.compiler_check({**BUILDER, "cmake:amd64": "4.0"}) == check, (
+        "a new CMake must not invalidate objects"
+    )
 
 
 def test_compilers_are_queried_once_and_only_for_ccache(
@@ -856,7 +862,7 @@ def test_without_objects_verify_fails(tree: Compiles) -> None:
     shutil.rmtree(tree.home / "pytorch")
     with pytest.raises(ArtefactMissing, match="no build tree") as caught:
         sampled(tree, 3)
-    assert "./inv build-torch --again" in caught.value.fix, "otherwise an existing wheel is used"
+    assert "./inv build-torch --again" in caught.value.fix, "without --again, build-torch would use an existing wheel"
     with pytest.raises(ArtefactMissing, match="no build tree") as caught:
         torch_wheel.command_lines(cast("building.Builder", tree))
     assert "./inv build-torch --again" in caught.value.fix
@@ -897,7 +903,7 @@ def test_an_equal_wheel_is_verified(tmp_path: Path) -> None:
     built = StandIn(FIT).build(tmp_path / "torch")
     done = full(tmp_path, FIT, built.wheel)
     assert done.summary().startswith(f"{built.wheel.name} (built here) built again with identical bytes in ")
-    assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel are removed"
+    assert [path.name for path in tmp_path.iterdir()] == ["torch"], "the second tree and wheel must be removed"
 
 
 def test_a_different_wheel_is_not_reproducible(tmp_path: Path) -> None:

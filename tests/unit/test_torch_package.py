@@ -109,8 +109,10 @@ def test_libraries_missing_on_the_system_are_bundled(made: Path) -> None:
     assert vendored in core["needed"]
     assert core["runpath"] == ["$ORIGIN/../../torch.libs"]
     assert "libcore.so" in binding["needed"]
-    assert not [name for name in binding["needed"] if "gomp" in name], "it uses no symbol of the library"
-    assert binding["runpath"] == ["$ORIGIN/lib"], "no folder of the build"
+    assert not [name for name in binding["needed"] if "gomp" in name], (
+        "_C.so must not link libgomp, because it uses no symbol of it"
+    )
+    assert binding["runpath"] == ["$ORIGIN/lib"], "the search path must not contain a folder of the build"
     (dynamic_tags,) = json.loads((made / "vendored.json").read_text())
     assert (dynamic_tags["name"], dynamic_tags["origin"]) == (vendored, origin.resolve().name)
     assert dynamic_tags["package"].startswith("libgomp1-armhf-cross=")
@@ -151,7 +153,7 @@ def test_the_record_lists_every_file_with_its_hash(made: Path) -> None:
 
 
 def test_pack_ignores_order_times_and_location(made: Path, contents: dict[str, bytes], tmp_path: Path) -> None:
-    """These are the differences between two builds, apart from the compilers' output."""
+    """Apart from the compilers' output, two builds of a wheel differ only in these properties."""
     wheel = make_wheel(tmp_path / "elsewhere", contents, name="torch", version="2.6.0")
     turned = tmp_path / wheel.name
     with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(turned, "w") as target:

@@ -94,7 +94,7 @@ def test_the_wheel_is_fetched_once_and_chosen(index: Path, tmp_path: Path) -> No
 def test_wheelhouse_takes_precedence(index: Path, tmp_path: Path) -> None:
     wheel = a_wheel(tmp_path / "house", "torch", tag=OWN)
     assert resolve.resolve(configured(tmp_path), fetch=True).wheel == wheel
-    assert not (tmp_path / "build").exists(), "nothing is fetched"
+    assert not (tmp_path / "build").exists(), "nothing must be fetched"
 
 
 def test_another_sha256_is_rejected(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

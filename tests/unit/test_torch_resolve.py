@@ -147,7 +147,7 @@ def test_an_unusable_wheel_does_not_hide_the_next_place(
     config = configured(tmp_path / "first", tmp_path / "second")
     with pytest.raises(fault, match=words):
         resolve.resolve(config)
-    assert warned == [], "the error reports it"
+    assert warned == [], "an error must not be printed as a warning too"
     if later == "wheelhouse":
         wheel = torch_wheel(tmp_path / "second", "2.4.0")
     else:
@@ -180,7 +180,7 @@ def test_damaged_own_wheels_are_skipped_in_every_place(tmp_path: Path, warned: l
     wheels = [next(path for path in place if path.suffix == ".whl") for place in (newest, older)] + [built, kept]
     for number, wheel in enumerate(wheels):
         found = resolve.resolve(config)
-        # The cache moves a damaged wheel out of the way, so it is reported only once.
+        # The cache moves a damaged wheel aside, so each damage is reported only once.
         assert (found.wheel, len(found.warnings)) == (wheel, min(1, number))
         spoil(wheel)
     assert len(warned) == 3

@@ -25,7 +25,7 @@ from toolchain.errors import ArtefactMissing, DiskFull, NetworkUnreachable, Sour
 
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make pip use only the wheels in this folder, regardless of its configuration."""
+    """Make pip use only the wheels in this folder, regardless of pip's configuration."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -83,7 +83,7 @@ def test_only_the_compiling_content_store_tests_are_explained() -> None:
 
 
 def run_with_the_plugin(folder: Path, file: str, *options: str) -> upstream.Collected:
-    """Run a file on this PC as ``upstream-tests`` does; return what the plug-in recorded."""
+    """Run a file on this PC as ``upstream-tests`` does; return what pytest's plugin recorded."""
     shutil.copy(recipe.HERE / "torch" / "upstream_plugin.py", folder)
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}"]
     argv += ["-p", "upstream_plugin", f"--tell-collected={folder / 'collected.json'}", *options, file]
@@ -169,7 +169,7 @@ def test_a_pattern_that_matches_no_test_is_reported() -> None:
     lines = [json.dumps(collection), json.dumps({"exitstatus": 1, "$report_type": "SessionFinish"})]
     file, tests = upstream.Part("t.py", 2, 2), upstream.Collected(["t.py::A::test_b"], [])
     result = upstream.tally(file, lines, reasons, tests, seconds=9, limit_s=60)
-    assert result.unmet == ["t.py::A::tset_b", "t.py::C::*"], "tests of other parts count"
+    assert result.unmet == ["t.py::A::tset_b", "t.py::C::*"], "tests of other parts must count as found"
     assert upstream.tally(file, lines, reasons, None, seconds=9, limit_s=60).unmet == []
 
 
@@ -182,7 +182,7 @@ def test_parts_of_a_file_are_disjoint_and_complete(tmp_path: Path) -> None:
     names = [f"test_a.py::test_{name}" for name in "abcde"]
     assert all(found.whole == names for found in parts)
     assert [[*found.part] for found in parts] == [names[0::3], names[1::3], names[2::3]]
-    assert (tmp_path / "ran").read_text() == "da" + "be" + "c", "each test once, in the order of the file"
+    assert (tmp_path / "ran").read_text() == "da" + "be" + "c", "each test must run once, in the order of the file"
 
 
 @pytest.mark.parametrize("text", ["test_nn.py 2/4", "nn/test_pooling.py", "test_nn.py 1/1"])
