@@ -87,7 +87,8 @@ def netboot(
         _running_dnsmasq(config, layout, parts, address, proxy=not alone) as lines,
         _recording(config) as keep,
     ):
-        progress.say(f"DHCP ({'alone' if alone else 'beside the router'}), TFTP and NFS on {address}; stop with Ctrl-C")
+        mode = "alone" if alone else "alongside the router"
+        progress.say(f"DHCP ({mode}), TFTP and NFS on {address}; stop with Ctrl-C")
         _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, event, keep)
         progress.say("stopping the servers")
 

@@ -36,7 +36,7 @@ from toolchain.lab_boards import BoardRow, parse
 
 DEFAULT = "127.0.0.1:20408"
 PROJECT = "pitorch"
-"""The tag ``project`` of the places that ``up`` defines."""
+"""The value of the tag ``project`` of the places that ``up`` defines."""
 
 _START_LIMIT_S = 60.0
 _BAUD = 115200
@@ -200,7 +200,7 @@ def up(config: Config) -> LabState:
         lab.coordinator.places()  # raises if a coordinator on another PC does not respond
         text = yaml.safe_dump(resources(config, lab.rows), sort_keys=False)
         # The exporter renders the file as a Jinja template, in which # starts a statement and ## a comment.
-        header = f"## Generated from lab.boards. By hand: labgrid-exporter -c {lab.coordinator.address} THIS_FILE\n"
+        header = f"## Generated from lab.boards. To start it: labgrid-exporter -c {lab.coordinator.address} THIS_FILE\n"
         changed = not lab.exporter_file.is_file() or lab.exporter_file.read_text() != header + text
         running = bool(_session(lab, "exporter"))
         if changed and running:
