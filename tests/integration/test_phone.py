@@ -489,7 +489,7 @@ def test_one_of_several_phones_needs_a_serial_number(
 ) -> None:
     with own_server(tmp_path) as server:
         subprocess.run(["adb", "connect", WIRELESS], check=True, stdout=subprocess.DEVNULL)
-        with pytest.raises(UserError, match="does not select one") as caught, phone.connected(parse("adb://")):
+        with pytest.raises(UserError, match="matches several phones") as caught, phone.connected(parse("adb://")):
             pass
         assert f"{WIRELESS} (" in caught.value.found
         assert FOUND_BY_PORT in caught.value.found

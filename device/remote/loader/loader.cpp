@@ -209,7 +209,7 @@ std::string decimal(double value) {
 
 // ------------------------------------------------------------------------------------- the kernel
 
-// Without a handle, the function searches the kernel that is linked in.
+// Without a handle, the function searches the kernel that is linked into the loader.
 void *lookUp(void *handle, const char *name) {
   return handle != nullptr ? dlsym(handle, name) : pitorch_linked(name);
 }
@@ -636,7 +636,8 @@ bool locked(const char *path, double queueSeconds) {
   return true;  // the file stays open and locked until this process exits
 }
 
-// Ends the session if the client disconnects while a kernel runs. Otherwise, readAll() detects this within the second.
+// Ends the session if the client disconnects while a kernel runs. If no kernel runs, readAll() detects this during the
+// pause of one second.
 void watchClient() {
   std::thread([] {
     pollfd input = {STDIN_FILENO, POLLRDHUP, 0};
