@@ -32,7 +32,7 @@ def engine_findings(config: Config) -> list[Finding]:
     except UserError as fault:
         return [
             fail("engine", _ENGINE_DONE, described(fault), fault.fix),
-            fail("container", "nothing", "not tried without an engine", "fix the engine first"),
+            fail("container", "nothing", "not tried without an engine", "apply the engine's fix first"),
         ]
     findings = [judge_engine(info), guarded("container", lambda: check_container(config.image.target.oci_platform))]
     if on_another_disk(info.data_root, config.build_root):

@@ -86,7 +86,7 @@ class Audit:
     findings: list[Finding] = field(default_factory=list)
     touched: list[str] = field(default_factory=list)
     host_keys: list[str] = field(default_factory=list)
-    """Public keys, one line each."""
+    """The public host keys of the audited tree, one string for each key."""
 
     def note(self, check: str, path: str, found: str, fix: str, *, fixed: bool = True) -> None:
         """Record a finding."""
@@ -487,4 +487,4 @@ CHECKS: tuple[Callable[[Audit], None], ...] = (
 )  # fmt: skip
 
 ON_EVERY_MEDIUM = (_hostname, _machine_id, _engine_files, _dev, _clock, _proxies)
-"""Checks that also apply to a root on a card."""
+"""The checks that also apply to a root filesystem on a card."""

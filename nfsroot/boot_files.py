@@ -1,7 +1,7 @@
 """Write the files next to an exported tree: server configurations, boot files for TFTP, and the chroot helper.
 
 They are rendered from templates, the configuration and the tree's contents (kernel, initramfs, device trees, firmware).
-A warning names each file for a network boot that the tree lacks.
+A warning names each file that a network boot requires and the tree lacks.
 """
 
 from __future__ import annotations

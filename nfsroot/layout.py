@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def client_key(self) -> Path:
-        """The private key for root logins on the board."""
+        """The private key for SSH logins as root on the board."""
         return self.folder / "id_ed25519"
 
     @property

@@ -188,7 +188,7 @@ def _running_dnsmasq(
         shutil.copytree(layout.tftp, tftp)
         for item in parts.firmware:
             shutil.copyfile(item, tftp / item.name)
-        # The settings may have changed since the export, so the files are written again.
+        # The settings may have changed after the export, so the files are written again.
         words = [word for word in (tftp / "cmdline.txt").read_text().split() if not word.startswith("pitorch.")]
         (tftp / "cmdline.txt").write_text(" ".join([*words, *overlay_arguments(config, layout)]) + "\n")
         text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=tftp, proxy=proxy)

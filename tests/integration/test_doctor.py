@@ -498,7 +498,7 @@ def test_a_missing_engine_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monke
     found = {item.check: item for item in engine_findings(Config(build=BuildConfig(folder=tmp_path)))}
     assert found["engine"].verdict is Verdict.FAIL
     assert "unset DOCKER_HOST" in found["engine"].fix
-    assert found["container"].fix == "fix the engine first"
+    assert found["container"].fix == "apply the engine's fix first"
 
 
 @pytest.mark.parametrize(
