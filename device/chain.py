@@ -148,7 +148,7 @@ def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
     if not different:
         return layer.sha256, True
     more = f" and {len(different) - 3} more" if len(different) > 3 else ""
-    return f"a different {', '.join(different[:3])}{more}", False
+    return f"different: {', '.join(different[:3])}{more}", False
 
 
 def _different_paths(tree: Path, layer: Path) -> list[str]:

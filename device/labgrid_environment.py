@@ -85,7 +85,7 @@ def prepare(
 ) -> None:
     """Write labgrid's environment for this run, and export the bare system if the run chroots into the tree from it.
 
-    Raises ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, and the export's errors.
+    Raises ArtefactMissing if there is no exported tree, RootNeeded if it must be served, and the export's errors.
     """
     command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
     served = host is None and place is None

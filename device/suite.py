@@ -76,8 +76,8 @@ def test_on_pi(
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
     tests passed but the tested files are not the files that were built, or if the board does not read the deployed
-    files, InUse if another run writes to the same report, ArtefactMissing without an exported tree, RootNeeded if the
-    tree has to be served, BoardSilent, AccessDenied, DiskFull if the report does not fit, and UserError, for example if
+    files, InUse if another run writes to the same report, ArtefactMissing if there is no exported tree, RootNeeded
+    if it must be served, BoardSilent, AccessDenied, DiskFull if the report does not fit, and UserError, for example if
     ``keyword`` is not a valid expression.
     """
     if host is not None and qemu:

@@ -123,7 +123,7 @@ class Paths:
 
     @property
     def results(self) -> tuple[Path, ...]:
-        """The files that are replaced together."""
+        """The result files, which a run replaces together."""
         return self.junit, self.evidence, self.report
 
 

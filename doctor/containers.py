@@ -93,7 +93,7 @@ def check_container(oci_platform: str) -> Finding:
         _remove_image(client, tag)
         client.close()
     platform = "/".join(part for part in (image["Os"], image["Architecture"], image.get("Variant", "")) if part)
-    found = f"it ran, and the image's platform is {platform}"
+    found = f"the program ran; the image's platform is {platform}"
     if platform != oci_platform:
         return fail(name, done, found, "use an engine that supports --platform")
     return ok(name, done, found)

@@ -70,7 +70,7 @@ class Settings:
     hostname: str
     nameservers: tuple[str, ...]
     client_public_key: str
-    """A line for authorized_keys."""
+    """The public key for logins, as a line for authorized_keys."""
     now: int
     """The initial time of a board without a real-time clock, as Unix time."""
     host_keys: tuple[str, ...] = ()

@@ -50,7 +50,7 @@ _TREES_OF = {
 """The distribution's device tree for each config.txt filter. The order matters: a Pi 3B+ also reads section [pi3]."""
 
 _FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat", "start4.elf", "fixup4.dat")
-"""The first three files are for Pi 2 and 3, the others for Pi 4. A Pi 5 has its firmware in the EEPROM."""
+"""The firmware files: the first three for Pi 2 and 3, the others for Pi 4. A Pi 5 has its firmware in the EEPROM."""
 _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
 
 

@@ -232,7 +232,7 @@ def require_export(layout: Layout) -> Manifest:
         raise ArtefactMissing(
             f"{layout.tree} is not the exported tree",
             expected=f"the folder named in {layout.marker}",
-            found=f"a tree at {layout.place}, open to all users"
+            found=f"a tree at {layout.place}, which all users can enter"
             if bare
             else "another folder"
             if there

@@ -225,7 +225,7 @@ def up(config: Config) -> LabState:
 
 
 def status(config: Config) -> LabState:
-    """The current state."""
+    """Return the current state of the lab."""
     return _look(Lab(config))
 
 

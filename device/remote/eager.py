@@ -1,4 +1,4 @@
-"""Run a model in eager PyTorch on the board, in float32 and in int8, next to the same model compiled by TVM."""
+"""Run a model in eager PyTorch on the board, in float32 and in int8, for comparison with TVM."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ TABLE = {
     ),
     "lost": Row(
         BoardLost,
-        "connection to {where} lost during the run",
+        "the connection to {where} was lost during the run",
         "a response to each request",
         "check the board (power, network, memory) and its server's log; over RPC, a crash closes the connection",
     ),
@@ -132,7 +132,7 @@ TABLE = {
     ),
     "no-opencl": Row(
         UserError,
-        "{where} has no OpenCL",
+        "{where} has no usable OpenCL library",
         "libOpenCL.so.1 on the board",
         "install ocl-icd-libopencl1 on the board, and the driver of its GPU (on a Pi 4 or 5: mesa-opencl-icd); "
         "on a phone, OpenCL is part of the Android system image",

@@ -479,7 +479,7 @@ def test_a_container_is_built_for_the_target(arm: None) -> None:
     except UserError as fault:
         pytest.skip(fault.summary)
     finding = check_container("linux/arm/v7")
-    assert (finding.verdict, finding.found) == (Verdict.OK, "it ran, and the image's platform is linux/arm/v7")
+    assert (finding.verdict, finding.found) == (Verdict.OK, "the program ran; the image's platform is linux/arm/v7")
 
 
 @pytest.mark.engine

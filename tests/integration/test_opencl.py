@@ -360,7 +360,7 @@ def test_board_without_opencl_is_reported() -> None:
     if not shutil.which("aarch64-linux-gnu-g++"):
         pytest.skip("aarch64-linux-gnu-g++ is missing; ./inv installs it")
     with loader_session.session(config(), targets.load("opencl"), parse("emulator")) as emulated:
-        with pytest.raises(UserError, match="emulator has no OpenCL") as caught:
+        with pytest.raises(UserError, match="emulator has no usable OpenCL library") as caught:
             emulated.devices()
         assert "libOpenCL.so.1" in caught.value.found
 
@@ -460,7 +460,7 @@ def test_kernel_runs_if_the_driver_returns_no_binary(tmp_path: Path) -> None:
     [
         ("opencl 9 ab twice 1 1 1 0 0 0 1\n\n", "there is no device 9"),
         ("opencl 0 ../x twice 1 1 1 0 0 0 1\n\n", "the digest is not hexadecimal"),
-        ("opencl 0 ab twice 1 1", "a word is missing"),
+        ("opencl 0 ab twice 1 1", "a word of the request is missing"),
     ],
 )
 def test_invalid_opencl_requests_are_refused(board: LoaderSession, request_: str, error: str) -> None:

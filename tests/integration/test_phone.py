@@ -363,7 +363,7 @@ def test_adb_server_that_does_not_start_is_reported(
 
 
 def test_phone_without_opencl_is_reported(product_config: Config, android: Path) -> None:
-    with pytest.raises(UserError, match="adb:// has no OpenCL") as caught:
+    with pytest.raises(UserError, match="adb:// has no usable OpenCL library") as caught:
         run(product_config, "adb://", target="opencl")
     assert caught.value.found.startswith("libOpenCL.so.1: ")
     assert left(android) == []
@@ -373,7 +373,7 @@ def test_opencl_library_that_cannot_be_opened_is_named(product_config: Config, a
     vendors = android / "vendor/lib64"
     vendors.mkdir(parents=True)
     (vendors / "libOpenCL.so").write_text("text")
-    with pytest.raises(UserError, match="adb:// has no OpenCL") as caught:
+    with pytest.raises(UserError, match="adb:// has no usable OpenCL library") as caught:
         run(product_config, "adb://", target="opencl")
     assert caught.value.found.startswith("/vendor/lib64/libOpenCL.so: ")
 

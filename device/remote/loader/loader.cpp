@@ -180,7 +180,7 @@ class Words {
   }
 
   std::string text() {
-    if (!more()) throw Failure("protocol", "a word is missing or is not a number");
+    if (!more()) throw Failure("protocol", "a word of the request is missing or is not a number");
     const std::size_t begin = position_;
     position_ = std::min(line_.find(' ', begin), line_.size());
     return line_.substr(begin, position_ - begin);
@@ -192,7 +192,7 @@ class Words {
     T value{};
     const auto read = std::from_chars(word.data(), word.data() + word.size(), value);
     if (read.ec != std::errc() || read.ptr != word.data() + word.size())
-      throw Failure("protocol", "a word is missing or is not a number");
+      throw Failure("protocol", "a word of the request is missing or is not a number");
     return value;
   }
 

@@ -427,7 +427,7 @@ def forked(action: Callable[[], Mapping[str, Any]], deadline: float, limit_s: fl
 def answer(request: bytes, deadline: float, limit_s: float) -> dict[str, Any]:
     """The results for all precisions."""
     try:
-        import torch  # before the processes fork, because it takes most of the time
+        import torch  # once, before the processes fork, because the import takes most of the time
     except Exception as fault:
         version = platform.python_version()
         where = f"{sys.executable} ({version})"
