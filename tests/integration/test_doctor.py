@@ -168,7 +168,7 @@ def test_a_missing_emulator_is_reported(conf: Path, tmp_path: Path) -> None:
     script = f"{OWN_BINFMT}\nsed -e 's|:[^:]*:[A-Z]*$|:/nowhere/qemu-arm:|' {conf} >/proc/sys/fs/binfmt_misc/register"
     finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
-    assert "is gone" in finding.found
+    assert "no longer exists" in finding.found
     assert finding.fix.startswith("./inv --set-up ")
     assert "qemu-user-static" in finding.fix
     assert "qemu-user-binfmt" in finding.fix
