@@ -55,7 +55,7 @@ def check(
             holds = checkout.same(source, origin)
             expected, found = checkout.described(source), checkout.described(origin)
             if holds is False and expected == found:
-                found += ", possibly different ones"
+                found += ", which may differ"
             link(name, expected, found, holds=holds, severity="warning")
     built, exported = _image_built(steps), str(facts.get("image_id", ""))
     deployed = {str(item["layer"]) for item in facts.get("deployed", ())}

@@ -130,7 +130,7 @@ def deploy(config: Config) -> Deployed:
 
 
 def require_same_architecture(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch if the exported tree is for another architecture; ``nfs.folder`` may be shared."""
+    """Raise PlatformMismatch if the exported tree, whose ``nfs.folder`` may be shared, is for another architecture."""
     found = architectures_of(tree)
     if found and chosen not in found:
         raise PlatformMismatch(

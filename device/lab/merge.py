@@ -187,7 +187,7 @@ class Merged:
         return self.counts["passed"] > 0 and not any(outcome.error for outcome in self.outcomes)
 
     def lines(self) -> list[str]:
-        """One line per board."""
+        """One line of text for each board."""
         found = []
         for outcome in self.outcomes:
             if outcome.document:

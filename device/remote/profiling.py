@@ -75,7 +75,7 @@ class Profile:
         return self.operations / self.mean_s / 1e9 if self.operations and self.mean_s > 0 else None
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows of the table."""
+        """The rows of the table of results."""
         found = [
             ("kernel", f"{self.kernel} ({self.shape})"),
             ("target", self.target),
@@ -236,7 +236,7 @@ def _nothing_to_keep(path: Path) -> UserError:
 
 @dataclass
 class _Job:
-    """One run of the task."""
+    """One run of ``profile-remote`` with a kernel."""
 
     config: Config
     target: Target

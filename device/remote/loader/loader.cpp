@@ -15,7 +15,7 @@
 //   opencl DEVICE DIGEST NAME GLOBAL... LOCAL... BYTES + options, newline, source
 //                                 ok KEPT SECONDS BACKEND   an OpenCL kernel; three sizes each; KEPT is
 //                                                      1 if its binary is from an earlier session
-//   array KIND BYTES SHAPE...     ok NUMBER            zeroed, aligned to 64 bytes
+//   array KIND BYTES SHAPE...     ok NUMBER            a new array, zeroed, aligned to 64 bytes
 //   write NUMBER BYTES + content  ok
 //   read NUMBER                   ok BYTES + content
 //   keep DIGEST BYTES + content   ok                   a model's parameters, to a file that stays on the board
@@ -603,7 +603,7 @@ class Session {
   std::vector<Array> arrays_;
 };
 
-// Waits for the lock. The file contains the process ID of the lock's holder.
+// Waits for the lock. The lock file contains the process ID of the session that holds the lock.
 bool locked(const char *path, double queueSeconds) {
   // Does not follow links: in /tmp, another user could have created a link to one of this user's files.
   const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
