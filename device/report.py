@@ -203,7 +203,7 @@ def grouped(tests: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration in a suitable unit."""
+    """Return a duration as text, in a suitable unit."""
     if value is None:
         return "–"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):

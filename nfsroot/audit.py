@@ -1,4 +1,4 @@
-"""Find and fix parts of a root filesystem that would fail when a board boots from it over NFS.
+"""Find and fix parts of a root filesystem that would cause failures when a board boots from it over NFS.
 
 The audit only reads and writes files in the tree: it executes none of them and needs neither a chroot nor an emulator.
 Links are resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
@@ -478,7 +478,7 @@ def _helper(tree: Audit) -> None:
     if tree.has("/usr") and tree.text(HELPER_IN_TREE) != wanted:
         found = "another version" if tree.has(HELPER_IN_TREE) else "absent"
         tree.write(HELPER_IN_TREE, wanted, mode=0o755)
-        tree.note("helper", HELPER_IN_TREE, found, "installed, to enter other roots from this one")
+        tree.note("helper", HELPER_IN_TREE, found, "installed, to enter other root filesystems from this one")
 
 
 CHECKS: tuple[Callable[[Audit], None], ...] = (

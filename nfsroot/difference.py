@@ -111,7 +111,7 @@ class Difference:
         return json.dumps(document, indent=2) + "\n"
 
     def print(self, console: Console | None = None) -> None:
-        """Print one table per kind. The table of files shows only those whose sizes differ most."""
+        """Print one table for each kind of difference. The table of files shows only those whose sizes differ most."""
         out = console or progress.make_console()
         _print_changes(out, "packages", self.packages)
         _print_changes(out, "wheels and libraries", self.wheels)

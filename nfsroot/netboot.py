@@ -234,7 +234,7 @@ def _await_ready(lines: queue.Queue[str | None]) -> None:
     if "Address already in use" in tail:
         raise InUse(
             "another DHCP or TFTP server runs on this PC",
-            expected="UDP ports 67 and 69 free",
+            expected="free UDP ports 67 and 69",
             found=tail,
             fix="stop the other server, for example: systemctl stop dnsmasq isc-dhcp-server tftpd-hpa",
         )

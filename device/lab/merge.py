@@ -104,14 +104,14 @@ class Outcome:
 
     @property
     def without_result(self) -> list[str]:
-        """The tests that did not run here; without evidence, everything that was assigned to the board."""
+        """The tests that did not run on this board; without evidence, all tests that were assigned to it."""
         if not self.document:
             return list(self.files)
         return [test["nodeid"] for test in self.document["results"]["tests"] if test["text"] in _NOT_RUN]
 
     @property
     def not_run(self) -> list[str]:
-        """The tests that ran neither here nor on another board."""
+        """The tests that ran neither on this board nor on another one."""
         return [] if self.moved else self.without_result
 
     @property
