@@ -436,7 +436,7 @@ def _soname_warnings(tree: Path, items: Sequence[_Item]) -> tuple[str, ...]:
     known = cache.read_bytes() if cache.is_file() else b""
     names = [item.destination.name for item in items if re.fullmatch(r"lib[^/]+\.so\.\d+", item.destination.name)]
     missing = sorted(name for name in names if name.encode() not in known)
-    return tuple(f"{name} is missing from the board's dynamic loader cache: run ldconfig on the board" for name in missing)
+    return tuple(f"{name} is missing from the board's loader cache: run ldconfig on the board" for name in missing)
 
 
 def _with_deployed(

@@ -379,7 +379,7 @@ def _start(lab: Lab, name: str, words: Sequence[str]) -> None:
 
 
 def _wait(lab: Lab, name: str, ready: Callable[[], bool]) -> None:
-    """Wait until a program is ready. Stop a program that is not ready in time, and raise UserError with its last lines."""
+    """Wait until a program is ready. If it is not ready in time, stop it, and raise UserError with its last output."""
     deadline = time.monotonic() + _START_LIMIT_S
     while not ready():
         if time.monotonic() > deadline:
