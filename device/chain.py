@@ -19,7 +19,7 @@ from toolchain.errors import ArtefactDamaged, ArtefactMissing
 from toolchain.manifest import Artefact, Manifest
 
 LAYERS = {"libqpu": "libqpu", "qpu-ops": "QPU extension"}
-"""The steps whose layers are compared with the tree file by file, and their descriptions."""
+"""The build steps whose layers are compared with the exported tree file by file, each with a description."""
 
 
 def check(
@@ -55,7 +55,7 @@ def check(
             holds = checkout.same(source, origin)
             expected, found = checkout.described(source), checkout.described(origin)
             if holds is False and expected == found:
-                found += ", possibly different ones"
+                found += ", which may differ"
             link(name, expected, found, holds=holds, severity="warning")
     built, exported = _image_built(steps), str(facts.get("image_id", ""))
     deployed = {str(item["layer"]) for item in facts.get("deployed", ())}
@@ -126,14 +126,14 @@ def image_source(export: Manifest, steps: Sequence[Manifest]) -> Mapping[str, An
 
 
 def _layer(steps: Sequence[Manifest], name: str) -> Artefact | None:
-    """Return the last layer that a step produced; None if there is none."""
+    """Return the layer that a step produced last; None if there is none."""
     step = _last_manifest(steps, name)
     layers = [item for item in step.artefacts if item.path.suffix == ".tar"] if step is not None else []
     return layers[0] if layers else None
 
 
 def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
-    """Compare a layer with the tree.
+    """Compare a layer with the exported tree.
 
     Returns the layer's SHA-256 and True if the tree contains the whole layer, otherwise the differing paths and False.
     If the two cannot be compared, returns the reason and None.
@@ -148,7 +148,7 @@ def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
     if not different:
         return layer.sha256, True
     more = f" and {len(different) - 3} more" if len(different) > 3 else ""
-    return f"a different {', '.join(different[:3])}{more}", False
+    return f"different: {', '.join(different[:3])}{more}", False
 
 
 def _different_paths(tree: Path, layer: Path) -> list[str]:

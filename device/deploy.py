@@ -60,7 +60,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The numbers of files."""
+        """The numbers of replaced, removed and unchanged files."""
         return f"{len(self.replaced)} files replaced, {len(self.removed)} removed, {self.unchanged} unchanged"
 
 
@@ -96,7 +96,7 @@ class Deployed:
 
     @property
     def checksums(self) -> str:
-        """The deployed files, except byte code, which a board may write again, as input of ``sha256sum --check``."""
+        """The deployed files as input for ``sha256sum --check``, without byte code, which a board may rewrite."""
         digests = {path: digest for change in self.changes for path, digest in change.digests.items()}
         return "".join(f"{digest}  /{path}\n" for path, digest in sorted(digests.items()) if not path.endswith(".pyc"))
 
@@ -130,7 +130,7 @@ def deploy(config: Config) -> Deployed:
 
 
 def require_same_architecture(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch if the tree is for another architecture, such as one in a shared ``nfs.folder``."""
+    """Raise PlatformMismatch if the exported tree, whose ``nfs.folder`` may be shared, is for another architecture."""
     found = architectures_of(tree)
     if found and chosen not in found:
         raise PlatformMismatch(
@@ -144,7 +144,7 @@ def require_same_architecture(tree: Path, chosen: str) -> None:
 def library_of(tree: Path) -> str:
     """Return the QPU library in a tree, as a value of ``qpu.library``; empty if there is none."""
     found = {name: _outputs(tree, recipe_name) for name, (recipe_name, _) in LIBRARIES.items()}
-    # Both install libqpu.so.1 and QPULib.h. Only libqpu installs the other files.
+    # Both libraries install libqpu.so.1 and QPULib.h. Only libqpu installs the other files.
     if any(exists for path, exists in found["local"].items() if path not in found["upstream"]):
         return "local"
     return "upstream" if any(found["upstream"].values()) else ""
@@ -196,7 +196,7 @@ def put(
     owned_prefixes: Sequence[str],
     wheels: Mapping[str, Artefact] | None = None,
 ) -> Deployed:
-    """Install layers (uncompressed tars of a root) in an exported tree.
+    """Install layers (uncompressed tar archives of parts of a root filesystem) in an exported tree.
 
     ``owned_prefixes`` are folders that only these layers write to; other files in them are removed. The files that an
     earlier version of a layer's wheel lists in its RECORD in the tree are also removed, as is the byte code of replaced
@@ -245,7 +245,7 @@ def put(
             manifest.write(layout.manifest)
     rootfs = str(manifest.facts["rootfs_sha256"])
     if not rootfs:
-        warnings = (*warnings, "the board changed the tree during hashing, so the evidence has no hash")
+        warnings = (*warnings, "the board changed the tree during hashing, so the evidence lacks the tree's hash")
     return Deployed(
         layout=layout,
         changes=changes,
@@ -436,7 +436,7 @@ def _soname_warnings(tree: Path, items: Sequence[_Item]) -> tuple[str, ...]:
     known = cache.read_bytes() if cache.is_file() else b""
     names = [item.destination.name for item in items if re.fullmatch(r"lib[^/]+\.so\.\d+", item.destination.name)]
     missing = sorted(name for name in names if name.encode() not in known)
-    return tuple(f"{name} is not in the board's loader cache: run ldconfig on the board" for name in missing)
+    return tuple(f"{name} is missing from the board's loader cache: run ldconfig on the board" for name in missing)
 
 
 def _with_deployed(
@@ -455,7 +455,7 @@ def _with_deployed(
 
 
 def _hash(tree: Path) -> str:
-    """Return the tree's hash. Tries again if a board that runs from the tree removes files during hashing."""
+    """Return the tree's hash. Hashing is retried if a board that runs from the tree removes files meanwhile."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

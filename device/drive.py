@@ -16,7 +16,7 @@ The environment's ``options`` configure a run:
 ``chroot_address``   the server's address as seen from the board; ``chroot_port`` is the server's port
 ``architecture``     the architecture of the tree to enter
 ``checksums``        a file for ``sha256sum --check``: files that were deployed to the tree of the running board
-``suite``            another folder of tests; ``test_files`` selects files of the suite by name
+``suite``            a folder of tests to run instead of ``tests/device``; ``test_files`` selects test files by name
 ``suite_limit_s``    the time limit for the tests
 ``timing``           arguments for timing.py; ``timing_limit_s`` is its time limit, or 0 for no timing
 ``record``           a file that receives the board's lines; ``log`` is a file for the suite's output
@@ -57,7 +57,7 @@ _EARLY_ENDS = {2: "interrupted", 3: "internal error", _USAGE_ERROR: "usage error
 """pytest's exit statuses for an incomplete run, with their meanings."""
 
 _ATTRIBUTES_LIMIT_S = 90.0
-"""Longer than the minute for which an NFS client keeps the attributes of a folder (acdirmax)."""
+"""The time limit for a board to read deployed files. NFS clients cache a folder's attributes for 60 s (acdirmax)."""
 
 _CHECK_LIMIT_S = 300.0
 _PAUSE_S = 2.0
@@ -88,7 +88,7 @@ class DeviceSession:
 
     @property
     def environment(self) -> Any:
-        """Labgrid's environment, which its plugin has read by the start of the session."""
+        """Labgrid's environment, which labgrid's pytest plugin reads before the session starts."""
         return self.config.stash[LABGRID_ENV_KEY]
 
     @property
@@ -163,7 +163,7 @@ class DeviceSession:
         return {"boot_seconds": round(board.machine.boot_seconds or 0.0, 2), "init": board.init, "cpu": board.cpu}
 
     def _wait_for_deployed_files(self, strategy: Any) -> None:
-        """Wait until the board reads the deployed files: an NFS client may not look for new files for a minute.
+        """Wait until the board reads the deployed files. An NFS client may use cached attributes for a minute.
 
         Raises ChainBroken if the board reads other files after that time, or has no NFS file system.
         """
@@ -189,7 +189,7 @@ class DeviceSession:
                 raise ChainBroken(
                     "the board does not read the files that were deployed to the exported tree",
                     expected=f"the files listed in {listed}, from a root filesystem on this PC",
-                    found=f"{len(different)} files differ or are missing, such as {shown}; its root: {root}",
+                    found=f"{len(different)} files differ or are missing, such as {shown}; the board's root: {root}",
                     fix="restart the board so that it boots the exported tree; a system on a card cannot be updated "
                     "this way (docs/lab.md)",
                 )
@@ -258,7 +258,7 @@ class DeviceSession:
         return words
 
     def _through_chroot(self, strategy: Any, source: str, command: str) -> str:
-        """Copy the helper to the board and return the command that runs ``command`` inside the mounted tree."""
+        """Copy enter-nfsroot to the board and return the command that runs ``command`` inside the mounted tree."""
         options = ["-a", self._option("architecture", "armhf")]
         port = int(self._option("chroot_port", 2049))
         if source == "served":
@@ -313,7 +313,7 @@ class DeviceSession:
 
     def _abort(self, reason: str, not_run: str) -> None:
         """Fail the current test (or the whole suite) with ``reason``, and the remaining tests with ``not_run``."""
-        tail = "\n".join(["", "--- last lines of its output ---", *self.last_lines]) if self.last_lines else ""
+        tail = "\n".join(["", "--- last lines of the board's output ---", *self.last_lines]) if self.last_lines else ""
         self._fail(self.current or "device::suite", reason + tail)
         self._fail_tests_without_result(not_run)
 
@@ -359,7 +359,7 @@ def archive(suite: Path) -> bytes:
 
 
 def make_report(nodeid: str, outcome: str, seconds: float, text: str) -> pytest.TestReport:
-    """Return a report like the one that pytest makes for a local test."""
+    """Return a report like the one that pytest creates for a local test."""
     path, line, _ = _location(nodeid)
     longrepr: Any = None
     if outcome == "skipped":
@@ -383,7 +383,7 @@ def _location(nodeid: str) -> tuple[str, int | None, str]:
 
 
 def _targets(suite: Path, arguments: Sequence[str], invoked_in: Path) -> Iterator[str]:
-    """Yield the arguments as paths relative to the suite, for use on the board. The suite itself is left out."""
+    """Yield the arguments as paths relative to the suite, for use on the board. The suite itself is omitted."""
     for argument in arguments:
         path, mark, name = str(argument).partition("::")
         absolute = (invoked_in / path).resolve()

@@ -5,11 +5,11 @@ guessed.
 
 ``schema``      1
 ``made``        the time when the run ended, UTC, ISO 8601
-``source``      of the tests: ``commit`` (40 hex digits, or empty outside a git checkout), ``dirty`` and the uncommitted
-                ``changes``
+``source``      where the tests come from: ``commit`` (40 hex digits, or empty outside a git checkout), ``dirty`` and
+                the uncommitted ``changes``
 ``target``      ``label``, ``flavour``, ``suite``, ``architecture``
 ``steps``       the build's steps: ``step``, ``key`` (SHA-256 of its inputs), ``seconds``, ``warnings``, ``artefacts``
-                (``name``, ``size`` in bytes, ``sha256``) and the ``source`` (``commit``, ``dirty``) that made it
+                (``name``, ``size`` in bytes, ``sha256``) and the ``source`` (``commit``, ``dirty``) of the build
 ``image``       ``reference``, ``id`` and registry ``digests`` of the exported image, the ``source`` that it was built
                 from, and the pockets (by suite) that were ``left_out`` of it
 ``wheels``      the wheels in the tree, as recorded by the build of its image and by ``deploy``: ``name``, ``size``,
@@ -17,7 +17,7 @@ guessed.
                 here); otherwise it is empty
 ``rootfs``      the exported tree: ``path``, ``sha256`` over names, owners, modes and contents, the same hash for the
                 tree in the image (``image_tree_sha256``), ``counts``, the audit's ``findings``, the layers
-                ``deployed`` to it since, and the ``source`` that exported it
+                ``deployed`` to it after the export, and the ``source`` that exported it
 ``device``      the facts that the board reported (``device.onboard.facts``), and the run's ``access``, ``init`` and
                 ``cpu`` (of a virtual machine), ``boot_seconds``, ``through`` (``boot`` or ``enter-nfsroot``),
                 ``execution`` and ``execution_reason``
@@ -62,7 +62,7 @@ from toolchain.steps import MANIFEST_SUFFIX
 SCHEMA = 1
 
 EXTENSION, EXTENSION_LAYER = "pitorch_qpu_ops", "qpu-ops-site.tar"
-"""The Python distribution that ``deploy`` installs, and its layer."""
+"""The Python distribution that ``deploy`` installs, and the name of its layer."""
 
 
 def execution_of(facts: Mapping[str, Any], *, started_by_us: bool) -> tuple[str, str]:

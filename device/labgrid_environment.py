@@ -23,7 +23,7 @@ SUITE_LIMIT_S = 5400.0
 """The time limit for the tests on the board. Emulation on a busy host can take a hundred times as long as a Pi."""
 
 TIMING_BUDGET_S = 120.0
-"""The time budget of timing.py, which skips the widths that do not fit and lists them."""
+"""The time budget of timing.py. The script skips matrix widths that would exceed the budget, and lists them."""
 
 LOGIN_LIMIT_S = 300.0
 
@@ -35,7 +35,7 @@ DRIVERS: Mapping[str, str] = {
     "NetworkUSBSDMuxDevice": "USBSDMuxDriver",
     "NetworkUSBSDWireDevice": "USBSDWireDriver",
 }
-"""labgrid's driver for each resource that a board may have. The serial console has a driver of this project."""
+"""The labgrid driver for each resource that a board may have, except the serial console (``ConsoleRecorder``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def own_user() -> str:
 
 
 def client_environment(coordinator: str) -> dict[str, str]:
-    """Return the environment for labgrid's programs: the user, and no HTTP proxy, which gRPC would use."""
+    """Return environment variables for labgrid's programs: the user, and no HTTP proxy for the coordinator."""
     return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]"), "LG_USERNAME": own_user()}
 
 
@@ -85,7 +85,7 @@ def prepare(
 ) -> None:
     """Write labgrid's environment for this run, and export the bare system if the run chroots into the tree from it.
 
-    Raises ArtefactMissing without an exported tree, RootNeeded if the tree has to be served, and the export's errors.
+    Raises ArtefactMissing if there is no exported tree, RootNeeded if it must be served, and the export's errors.
     """
     command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
     served = host is None and place is None

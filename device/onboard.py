@@ -81,9 +81,9 @@ def facts() -> dict[str, Any]:
 
 
 def firmware(tree: Path = Path("/proc/device-tree")) -> dict[str, str]:
-    """Return values that only the Pi's firmware writes to the device tree: the revision code (hex) and serial number.
+    """Return the values that only a Pi's firmware writes to the device tree: revision code (hex) and serial number.
 
-    The device trees that come with kernels contain neither, so an emulator that uses one has only the Pi's model.
+    The device trees in kernel packages contain neither value. An emulator that uses one has only the Pi's model name.
     """
     try:
         revision = (tree / "system" / "linux,revision").read_bytes().hex()
@@ -123,7 +123,7 @@ def _record(name: str) -> str:
 
 
 def _libqpu() -> dict[str, str]:
-    """Return the library that the loader would use, and its SHA-256."""
+    """Return the path of the libqpu that the dynamic loader would use, and its SHA-256."""
     ldconfig = shutil.which("ldconfig", path="/usr/sbin:/sbin:" + os.environ.get("PATH", ""))
     if ldconfig is None:
         return {}
@@ -177,7 +177,7 @@ class Reporter:
         self._say("start", nodeid=nodeid)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Combine the three phases of a test."""
+        """Combine the results of a test's three phases: set-up, call and tear-down."""
         nodeid = report.nodeid
         self._seconds[nodeid] = self._seconds.get(nodeid, 0.0) + report.duration
         if report.failed:
@@ -201,8 +201,8 @@ def _reason(text: str) -> str:
 def absent_components(path: Path) -> list[str]:
     """Find the image components that a test file imports but that are not installed.
 
-    The file cannot check this itself, because it imports them at the top. A component that is installed but cannot be
-    imported is broken, not missing, and fails the suite.
+    The test file cannot check this itself, because it imports the components at its top. A component that is installed
+    but cannot be imported is broken, not missing, and fails the suite.
     """
     tree = ast.parse(path.read_text(), str(path))
     imported: set[str] = set()
@@ -220,7 +220,7 @@ def absent_components(path: Path) -> list[str]:
 
 
 def run_tests(folder: Path, targets: Sequence[str], keyword: str, say: Say) -> int:
-    """Run pytest in this process and return its exit status. Files whose component is missing count as skipped."""
+    """Run pytest in this process and return its exit status. Files that import a missing component are skipped."""
     import pytest
 
     words = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={folder}", "--import-mode=importlib"]

@@ -15,7 +15,7 @@ COUNT_PREFIX = "tests on the board:"
 
 BOARD_LOST = "not run: the connection to the board was closed earlier"
 PYTEST_ENDED = "not run: pytest exited earlier"
-"""Why a collected test has no result."""
+"""The reasons why a collected test has no result."""
 
 _ABSENT = re.compile(r"the image is built without (.+)")
 
@@ -34,7 +34,7 @@ class Test:
 
     @property
     def name(self) -> str:
-        """The name without the file."""
+        """The test's name without its file."""
         return self.nodeid.partition("::")[2]
 
 

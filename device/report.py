@@ -80,13 +80,14 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
 
 
 _drawing = threading.Lock()
-"""matplotlib's settings are global, and each board in a lab has its own thread."""
+"""Guards matplotlib's settings, which are global, because each board in a lab has its own thread."""
 
 
 def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:
-    """Return one SVG element with a chart per title, two in a row: time over columns, on logarithmic axes.
+    """Return one SVG element with a chart of time over matrix columns for each title, on logarithmic axes.
 
-    ``height`` is the number of rows in the matrix. Lines with the same name share an entry of the legend.
+    Two charts are placed next to each other. ``height`` is the number of rows in the matrix. Lines with the same name
+    share a legend entry.
     """
     import matplotlib as mpl
 
@@ -101,7 +102,7 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
         "svg.hashsalt": "pitorch",
         "font.size": 11,
         "font.family": "sans-serif",
-        "text.parse_math": False,  # names of boards come from their device trees
+        "text.parse_math": False,  # labels contain model names from device trees
         "axes.edgecolor": placeholders["--rule"],
         "axes.labelcolor": placeholders["--ink"],
         "xtick.color": placeholders["--ink"],
@@ -133,7 +134,7 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
                         alpha=0.75 if line.published else 1,
                         label=line.name,
                     )
-                # The default labels are powers as math text, which this function does not parse.
+                # The default tick labels are powers of ten in math text, which the settings above disable.
                 axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
                 axes.yaxis.set_major_formatter(EngFormatter(unit="s"))
                 axes.yaxis.set_minor_formatter(NullFormatter())
@@ -202,7 +203,7 @@ def grouped(tests: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration in a suitable unit."""
+    """Return a duration as text, in a suitable unit."""
     if value is None:
         return "–"
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):

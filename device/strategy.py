@@ -37,7 +37,7 @@ class Status(enum.Enum):
 @target_factory.reg_driver
 @attr.s(eq=False)
 class BoardStrategy(Strategy):  # type: ignore[misc]
-    """Brings the board to a state. Each step backwards undoes the corresponding step forwards."""
+    """A strategy that brings the board to a given state. Each backward step undoes the corresponding forward step."""
 
     bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "server": {"TreeServerDriver", None},
@@ -53,7 +53,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
 
     @never_retry  # type: ignore[untyped-decorator]
     def transition(self, status: Status | str) -> None:
-        """Go to a state through all intermediate states. After a failure every transition raises StrategyError."""
+        """Go to a state through all intermediate states. After a failure, every transition raises StrategyError."""
         target = _status(status)
         while self.status.value < target.value:
             following = Status(self.status.value + 1)
@@ -64,9 +64,9 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self.status = Status(self.status.value - 1)
 
     def force(self, status: Status | str) -> None:
-        """Assume a state without any action; only ``off`` can be assumed."""
+        """Set the state without switching the board; only ``off`` can be set in this way."""
         if _status(status) is not Status.off:
-            raise StrategyError(f"cannot assume that the board is in state {status}")
+            raise StrategyError(f"only the state off can be forced, not {status}")
         self.status = Status.off
 
     def abandon(self) -> None:
@@ -166,16 +166,16 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
         board_events.append(self.events, source, text)
 
     def _last_command(self, command: str, limit_s: float) -> None:
-        """Run a command before the board is switched off. A board that does not respond is switched off without it."""
+        """Run a command before the board is switched off. A board that does not respond is switched off anyway."""
         with contextlib.suppress(ExecutionError, subprocess.TimeoutExpired):
             self.ssh.run(command, timeout=limit_s)
 
 
 def _port_of(power: Any) -> str:
-    """The description of a driver's port, without the password that a switch's URL may contain."""
+    """Return the description of a driver's port, without the password that a switch's URL may contain."""
     if isinstance(power, USBPowerDriver):
         return f"port {power.hub.index} of the USB hub {power.hub.path} of {power.hub.host}"
-    return f"port {power.port.index} of a switch {power.port.model} at {power.port.host.rpartition('@')[2]}"
+    return f"port {power.port.index} of the {power.port.model} switch at {power.port.host.rpartition('@')[2]}"
 
 
 def _status(status: Status | str) -> Status:

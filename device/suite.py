@@ -44,7 +44,7 @@ _REPORT = "the report of the device suite"
 _INTERNAL_ERROR = 3  # pytest.ExitCode
 _RAISED_IN_PYTEST = re.compile(r"^INTERNALERROR> (OSError: .*)", re.MULTILINE)
 _RAISED_AT_EXIT = re.compile(r"^(OSError: .*)\Z", re.MULTILINE)
-"""An OSError that ended pytest on this PC. The board's pytest can also print lines that match the first pattern."""
+"""Patterns for an OSError that ended pytest on this PC. Output from the board can also match the first pattern."""
 
 
 def test_on_pi(
@@ -76,8 +76,8 @@ def test_on_pi(
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
     tests passed but the tested files are not the files that were built, or if the board does not read the deployed
-    files, InUse if another run writes to the same report, ArtefactMissing without an exported tree, RootNeeded if the
-    tree has to be served, BoardSilent, AccessDenied, DiskFull if the report does not fit, and UserError, for example if
+    files, InUse if another run writes to the same report, ArtefactMissing if there is no exported tree, RootNeeded
+    if it must be served, BoardSilent, AccessDenied, DiskFull if the report does not fit, and UserError, for example if
     ``keyword`` is not a valid expression.
     """
     if host is not None and qemu:
@@ -172,8 +172,8 @@ def _exclusive(paths: Paths) -> Iterator[None]:
 def _replace_results(paths: Paths) -> None:
     """Replace the earlier results with the new ones.
 
-    The earlier results are removed first. After a power failure results may be missing, but old and new are never
-    mixed.
+    The earlier results are removed first. After a power failure, results may be missing, but old and new results are
+    never mixed.
     """
     with files.swapping():
         for old in paths.results[1:]:

@@ -38,7 +38,7 @@ class SuiteResult:
 
     @property
     def ok(self) -> bool:
-        """Whether a test ran, no test failed, and the tested files are the built ones."""
+        """Whether a test passed, no test failed, and the tested files are those that were built."""
         return self.passed > 0 and self.clean
 
     @property
@@ -113,7 +113,7 @@ class Paths:
 
     @property
     def lock(self) -> Path:
-        """The lock that a run holds."""
+        """The file that a run locks."""
         return self.folder / ".lock"
 
     @property
@@ -123,12 +123,12 @@ class Paths:
 
     @property
     def results(self) -> tuple[Path, ...]:
-        """The files that are replaced together."""
+        """The result files, which a run replaces together."""
         return self.junit, self.evidence, self.report
 
 
 def label_junit(path: Path, document: Mapping[str, Any]) -> None:
-    """Add the machine and the chain to the JUnit file as properties."""
+    """Add properties to the JUnit file that describe the machine and the chain's links."""
     if not path.is_file():
         return
     tree = ElementTree.parse(path)  # noqa: S314 - written by pytest on this PC

@@ -52,9 +52,9 @@ class ExportedTree(Resource):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class TreeServerDriver(Driver):  # type: ignore[misc]
-    """Serves the tree over NFS while it is active.
+    """A driver that serves the exported tree over NFS while the driver is active.
 
-    ``second_folder`` is also served if it is set: the bare system from which the virtual machine enters the tree.
+    If ``second_folder`` is set, it is also served: the bare system from which the virtual machine enters the tree.
     """
 
     bindings = {"tree": "ExportedTree"}  # noqa: RUF012 - labgrid requires a plain dict
@@ -104,7 +104,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
-    """Switches a virtual machine on and off. It boots the tree, or the second folder, from the server."""
+    """A driver that switches a virtual machine on and off. The machine boots the served tree or second folder."""
 
     bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "tree": "ExportedTree",
@@ -185,8 +185,8 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
 class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
     """labgrid's SerialDriver with a thread that records everything it reads while the driver is active.
 
-    The port is opened again if it fails, because a console server may not respond while the board is off. A console
-    that cannot be read does not fail a run.
+    If reading fails, the port is opened again, because a console server may not respond while the board is off. A
+    console that cannot be read does not fail a run.
     """
 
     console: str = attr.ib(default="", validator=_text)
@@ -236,8 +236,8 @@ class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
 class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
     """labgrid's SSHDriver with a pinned host key and an error that explains a failed login.
 
-    Without ``known_hosts`` the user's own file applies. ssh uses the first value of an option, so these options precede
-    labgrid's.
+    Without ``known_hosts``, the user's own file applies. ssh uses the first value of an option, so this class's options
+    precede labgrid's.
     """
 
     known_hosts: str = attr.ib(default="", validator=_text)

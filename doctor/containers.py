@@ -32,7 +32,7 @@ def engine_findings(config: Config) -> list[Finding]:
     except UserError as fault:
         return [
             fail("engine", _ENGINE_DONE, described(fault), fault.fix),
-            fail("container", "nothing", "not tried without an engine", "fix the engine first"),
+            fail("container", "nothing", "not tried without an engine", "apply the engine's fix first"),
         ]
     findings = [judge_engine(info), guarded("container", lambda: check_container(config.image.target.oci_platform))]
     if on_another_disk(info.data_root, config.build_root):
@@ -93,7 +93,7 @@ def check_container(oci_platform: str) -> Finding:
         _remove_image(client, tag)
         client.close()
     platform = "/".join(part for part in (image["Os"], image["Architecture"], image.get("Variant", "")) if part)
-    found = f"it ran, and the image's platform is {platform}"
+    found = f"the program ran; the image's platform is {platform}"
     if platform != oci_platform:
         return fail(name, done, found, "use an engine that supports --platform")
     return ok(name, done, found)

@@ -62,7 +62,7 @@ def guarded(name: str, check: Callable[[], Finding]) -> Finding:
         fix = "run the program yourself to see why it hangs; if it is a foreign program, update its emulator"
         return fail(name, "tried", found, fix)
     except OSError as fault:
-        return fail(name, "tried", str(fault), "fix the cause that the error names")
+        return fail(name, "tried", str(fault), "correct the cause that the error message names")
 
 
 def described(fault: UserError) -> str:

@@ -44,7 +44,7 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
             errno.ENOEXEC: ("the kernel cannot start it", "./inv --set-up registers the emulator"),
             errno.EACCES: ("the disk is mounted noexec", "point build.folder in invoke.yaml at another disk"),
             errno.ENOENT: (
-                "the registered emulator is gone",
+                "the registered emulator no longer exists",
                 "./inv --set-up installs and registers it; if its package is installed, apt-get install --reinstall it "
                 f"({EMULATOR_PACKAGES})",
             ),
@@ -54,7 +54,7 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
     except subprocess.TimeoutExpired:
         return fail(name, done, f"still running after {RUN_LIMIT_S:.0f} s", "update the emulator")
     if ended.returncode == 0 and ended.stdout == output:
-        return ok(name, done, output.decode().strip() or "it runs")
+        return ok(name, done, output.decode().strip() or "the program runs")
     found = f"{process.explain_exit(ended.returncode)}: {ended.stderr.decode(errors='replace').strip()[:200]}"
     return fail(name, done, found, "update the emulator; see also the findings on versions and vm.mmap_min_addr")
 
@@ -71,9 +71,9 @@ def check_listing(folder: Path) -> Finding:
     try:
         status = subprocess.run([program, listed], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode
     except (OSError, subprocess.TimeoutExpired) as fault:
-        return fail(name, done, f"the program does not run: {fault}", "first make 32-bit ARM programs run")
+        return fail(name, done, f"the program does not run: {fault}", "first fix the check 32-bit ARM program")
     if status == 0:
-        return ok(name, done, "all entries fit 32-bit fields")
+        return ok(name, done, "all entries fit into 32-bit fields")
     if status == probe.EOVERFLOW:
         return warn(
             name,

@@ -50,4 +50,4 @@ def check_package_index(folder: Path) -> Finding:
         found = fault.tail.strip().splitlines()[-1:] or [fault.found]
         fix = SOCKS_FIX if SOCKS_MISSING in fault.tail else "set https_proxy, or index-url in pip.conf"
         return warn(name, done, found[0], fix)
-    return ok(name, done, "it responds")
+    return ok(name, done, "the index responds")

@@ -48,7 +48,7 @@ def check_engine_disk(data_root: Path) -> Finding:
     free_mib = shutil.disk_usage(data_root).free >> 20
     found = f"{free_mib} MiB free; images of a first build take up to {_DISK_NEEDED_MIB} MiB"
     if free_mib < _DISK_NEEDED_MIB:
-        fix = "docker system prune, or move data-root in daemon.json to a larger disk"
+        fix = "run docker system prune, or move data-root in daemon.json to a larger disk"
         return fail("engine's disk", done, found, fix)
     return ok("engine's disk", done, found)
 
@@ -74,7 +74,7 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
         fix = f"free memory, or raise the cgroup's limit, so that a compiler has {build.memory_per_job_mib} MiB"
     elif wanted > fitting:
         verdict = Verdict.WARN
-        fix = f"set build.jobs to {fitting} (or 0) in invoke.yaml, or the kernel may kill compilers"
+        fix = f"set build.jobs to {fitting} (or 0) in invoke.yaml; otherwise, the kernel may kill compilers"
     elif wanted < cores and not build.jobs:
         verdict = Verdict.WARN
         fix = f"add memory: {cores - wanted} of {cores} cores are idle during compilation"

@@ -11,7 +11,7 @@ from toolchain import process
 
 
 def check_virtual_machine(emulator: str) -> Finding:
-    """Check QEMU's system emulator, a program. KVM is not used: it runs only guests of the host's architecture."""
+    """Check the program ``emulator``, QEMU's system emulator. KVM runs only guests of the host's architecture."""
     name, done = "virtual machine", f"listed the machine types of {emulator}"
     program = process.require_program(emulator, "to boot the exported tree")
     machines = process.output_of([program, "-machine", "help"], limit_s=RUN_LIMIT_S)

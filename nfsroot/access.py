@@ -108,8 +108,8 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             if pinned
             else "an SSH host key from your known_hosts",
             found="another host key" if pinned else "an unknown or different host key",
-            fix="check the address, and boot the board from the exported tree: its host key is another one if the tree "
-            "was exported again while the board was up, or if the board runs a card image"
+            fix="check the address, and boot the board from the exported tree: its host key differs if the tree was "
+            "exported again while the board was up, or if the board runs a card image"
             if pinned
             else f"compare the fingerprint on the board's console, then log in once by hand: ssh {access}",
         )

@@ -1,4 +1,4 @@
-"""Find and fix parts of a root filesystem that would fail when a board boots from it over NFS.
+"""Find and fix parts of a root filesystem that would cause failures when a board boots from it over NFS.
 
 The audit only reads and writes files in the tree: it executes none of them and needs neither a chroot nor an emulator.
 Links are resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
@@ -70,7 +70,7 @@ class Settings:
     hostname: str
     nameservers: tuple[str, ...]
     client_public_key: str
-    """A line for authorized_keys."""
+    """The public key for logins, as a line for authorized_keys."""
     now: int
     """The initial time of a board without a real-time clock, as Unix time."""
     host_keys: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class Audit:
     findings: list[Finding] = field(default_factory=list)
     touched: list[str] = field(default_factory=list)
     host_keys: list[str] = field(default_factory=list)
-    """Public keys, one line each."""
+    """The public host keys of the audited tree, one string for each key."""
 
     def note(self, check: str, path: str, found: str, fix: str, *, fixed: bool = True) -> None:
         """Record a finding."""
@@ -478,7 +478,7 @@ def _helper(tree: Audit) -> None:
     if tree.has("/usr") and tree.text(HELPER_IN_TREE) != wanted:
         found = "another version" if tree.has(HELPER_IN_TREE) else "absent"
         tree.write(HELPER_IN_TREE, wanted, mode=0o755)
-        tree.note("helper", HELPER_IN_TREE, found, "installed, to enter other roots from this one")
+        tree.note("helper", HELPER_IN_TREE, found, "installed, to enter other root filesystems from this one")
 
 
 CHECKS: tuple[Callable[[Audit], None], ...] = (
@@ -487,4 +487,4 @@ CHECKS: tuple[Callable[[Audit], None], ...] = (
 )  # fmt: skip
 
 ON_EVERY_MEDIUM = (_hostname, _machine_id, _engine_files, _dev, _clock, _proxies)
-"""Checks that also apply to a root on a card."""
+"""The checks that also apply to a root filesystem on a card."""

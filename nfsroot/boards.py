@@ -190,7 +190,7 @@ class Boards:
     def _refused(self, cause: str, address: str, now: float) -> Board | None:
         board = self._at(address, now)
         if board is not None:
-            board.state = "files"  # a refused board was connected to the server for a moment
+            board.state = "files"  # a refused board has an open connection for a moment, which counts as mounted
             fix = f"set nfs.subnet to a subnet with {address}" if cause == "Access" else "mount without noresvport"
             board.refused = f"the NFS server refuses it ({cause}): {fix}"
         return board

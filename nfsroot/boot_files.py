@@ -1,7 +1,7 @@
 """Write the files next to an exported tree: server configurations, boot files for TFTP, and the chroot helper.
 
 They are rendered from templates, the configuration and the tree's contents (kernel, initramfs, device trees, firmware).
-A warning names each file for a network boot that the tree lacks.
+A warning names each file that a network boot requires and the tree lacks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TREES_OF = {
 """The distribution's device tree for each config.txt filter. The order matters: a Pi 3B+ also reads section [pi3]."""
 
 _FIRMWARE = ("bootcode.bin", "start.elf", "fixup.dat", "start4.elf", "fixup4.dat")
-"""The first three files are for Pi 2 and 3, the others for Pi 4. A Pi 5 has its firmware in the EEPROM."""
+"""The firmware files: the first three for Pi 2 and 3, the others for Pi 4. A Pi 5 has its firmware in the EEPROM."""
 _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
 
 

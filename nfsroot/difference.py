@@ -1,7 +1,7 @@
 """``diff``: list the packages, wheels and files that differ between two systems.
 
-A system is an image in the engine, an exported tree, a tar of a root filesystem, or a bill of materials, which does not
-list files. In all other systems, packages are read from dpkg's status, and wheels from their records in
+A system is an image in the engine, an exported tree, a tar archive of a root filesystem, or a bill of materials, which
+does not list files. In all other systems, packages are read from dpkg's status, and wheels from their records in
 /usr/local and /opt.
 """
 
@@ -38,7 +38,7 @@ _STATUS = "var/lib/dpkg/status"
 _OF_EXPORT = frozenset({".dockerenv", "dev/console", "etc/resolv.conf", "etc/hostname", "etc/hosts"})
 """Files that the engine adds or truncates in a container's tree."""
 _SHOWN = 30
-_FORMS = "the name of an image in the engine, a folder or a tar of a root filesystem, or a bill of materials (.json)"
+_FORMS = "an image in the engine, a folder or tar archive with a root filesystem, or a bill of materials (.json)"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Difference:
         return json.dumps(document, indent=2) + "\n"
 
     def print(self, console: Console | None = None) -> None:
-        """Print one table per kind. The table of files shows only those whose sizes differ most."""
+        """Print one table for each kind of difference. The table of files shows only those whose sizes differ most."""
         out = console or progress.make_console()
         _print_changes(out, "packages", self.packages)
         _print_changes(out, "wheels and libraries", self.wheels)
@@ -205,7 +205,10 @@ def read(config: Config, name: str, folder: Path) -> System:
                 return _with_contents(System(name), _of_tar(archive))
         except (tarfile.TarError, EOFError, OSError) as fault:
             raise UserError(
-                f"{name} is not a system", expected=_FORMS, found=one_line(str(fault)), fix="pass another file"
+                f"{name} cannot be read as a system",
+                expected=_FORMS,
+                found=one_line(str(fault)),
+                fix="pass another file",
             ) from fault
     if name.startswith(("/", "./", "../")):
         raise UserError(f"{name} does not exist", expected=_FORMS, found="no such file", fix="correct the path")

@@ -279,7 +279,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
                     "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime", ".",
                 ],
                 env={"LC_ALL": "C"},
-                fix="see its last lines; the usual cause is a full disk",
+                fix="read the last lines of the output; the usual cause is a full disk",
             )  # fmt: skip
         os.replace(aside, tarball)
     finally:
@@ -312,7 +312,7 @@ def locked(final: Layout) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Convert an OSError caused by the folder, for example on a read-only file system, into a user error."""
+    """Convert an OSError caused by the folder, such as a read-only file system, into a user error."""
     try:
         with room_for("an export", folder):
             yield

@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def client_key(self) -> Path:
-        """The private key for root logins on the board."""
+        """The private key for SSH logins as root on the board."""
         return self.folder / "id_ed25519"
 
     @property
@@ -232,7 +232,7 @@ def require_export(layout: Layout) -> Manifest:
         raise ArtefactMissing(
             f"{layout.tree} is not the exported tree",
             expected=f"the folder named in {layout.marker}",
-            found=f"a tree at {layout.place}, open to all users"
+            found=f"a tree at {layout.place}, which all users can enter"
             if bare
             else "another folder"
             if there

@@ -87,7 +87,8 @@ def netboot(
         _running_dnsmasq(config, layout, parts, address, proxy=not alone) as lines,
         _recording(config) as keep,
     ):
-        progress.say(f"DHCP ({'alone' if alone else 'beside the router'}), TFTP and NFS on {address}; stop with Ctrl-C")
+        mode = "alone" if alone else "alongside the router"
+        progress.say(f"DHCP ({mode}), TFTP and NFS on {address}; stop with Ctrl-C")
         _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, event, keep)
         progress.say("stopping the servers")
 
@@ -187,7 +188,7 @@ def _running_dnsmasq(
         shutil.copytree(layout.tftp, tftp)
         for item in parts.firmware:
             shutil.copyfile(item, tftp / item.name)
-        # The settings may have changed since the export, so the files are written again.
+        # The settings may have changed after the export, so the files are written again.
         words = [word for word in (tftp / "cmdline.txt").read_text().split() if not word.startswith("pitorch.")]
         (tftp / "cmdline.txt").write_text(" ".join([*words, *overlay_arguments(config, layout)]) + "\n")
         text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=tftp, proxy=proxy)
@@ -233,7 +234,7 @@ def _await_ready(lines: queue.Queue[str | None]) -> None:
     if "Address already in use" in tail:
         raise InUse(
             "another DHCP or TFTP server runs on this PC",
-            expected="UDP ports 67 and 69 free",
+            expected="free UDP ports 67 and 69",
             found=tail,
             fix="stop the other server, for example: systemctl stop dnsmasq isc-dhcp-server tftpd-hpa",
         )

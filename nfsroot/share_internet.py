@@ -162,7 +162,7 @@ def _set_forward(value: str) -> None:
             f"net.ipv4.ip_forward cannot be set to {value}",
             expected=f"{_FORWARD} writable by root",
             found=fault.strerror or str(fault),
-            fix=f"make sysctl net.ipv4.ip_forward={value} work (a container needs --privileged)",
+            fix=f"ensure that sysctl net.ipv4.ip_forward={value} succeeds (a container needs --privileged)",
         ) from fault
 
 

@@ -64,8 +64,7 @@ class SourceImage:
     size: int
     """The number of content bytes in all layers."""
     layers: tuple[Path, ...]
-    """The layers' local folders, top layer first; empty for users other than root, and for other drivers than overlay2.
-    """
+    """The layers' local folders, top layer first; empty unless the user is root and the driver is overlay2."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -155,7 +154,7 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
                 cwd=links,
                 env={"LC_ALL": "C"},
                 on_line=watch,
-                fix="see its last lines; the usual cause is a full disk",
+                fix="read the last lines of the output; the usual cause is a full disk",
             )
 
 
@@ -213,7 +212,7 @@ def _reported_errors() -> Iterator[None]:
             "the engine failed to export the image",
             expected="a stream of its layers",
             found=" ".join(str(fault.explanation or fault).split())[:200],
-            fix="look at the engine's log; try again",
+            fix="read the engine's log, then try again",
         ) from fault
     except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
         raise engine_lost("exported the image", fault) from fault
@@ -277,7 +276,7 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
             "the image stream of the engine is invalid",
             expected="a docker-archive with a manifest.json",
             found=f"{type(fault).__name__}: {fault}",
-            fix="look at the engine's log; try again",
+            fix="read the engine's log, then try again",
         ) from fault
     # A layer that occurs twice is applied twice, from separate files.
     unique: list[Path] = []
@@ -324,7 +323,7 @@ def apply_layer(layer: Path, root: Path) -> None:
             "--warning=no-timestamp", "--delay-directory-restore",
         ],
         env={"LC_ALL": "C"},
-        fix="see its last lines; the usual cause is a full disk",
+        fix="read the last lines of the output; the usual cause is a full disk",
     )  # fmt: skip
     for place, values in attributes.items():
         _set_attributes(place, values)
@@ -333,9 +332,10 @@ def apply_layer(layer: Path, root: Path) -> None:
 def _set_attributes(place: Path, values: Mapping[str, bytes]) -> None:
     """Set extended attributes, except where the file system does not support them.
 
-    The mode is set first, for fakeroot (toolchain.fake_root). fakeroot then lets the user read a file whose mode does
-    not permit it, which tar creates without a call that fakeroot changes. It also loses the type of a file whose
-    attributes are set before anything else, as tar does.
+    The mode is set first, because of two properties of fakeroot (toolchain.fake_root). It does not intercept the call
+    with which tar creates a file, so the user cannot read a file whose mode forbids this; after a chmod that fakeroot
+    intercepts, the user can. It also loses the type of a file if an attribute is the first thing that is set, which is
+    the order in which tar works.
     """
     mode = place.lstat().st_mode
     if not stat.S_ISLNK(mode):

@@ -70,7 +70,7 @@ def _require_match(coordinator: Coordinator, filters: Mapping[str, str]) -> None
 
 
 def _allocation(coordinator: Coordinator, filters: Mapping[str, str], token: str, limit_s: float) -> str:
-    """The name of the place that is allocated to the reservation. Raises InUse after ``limit_s`` seconds."""
+    """Return the name of the place that is allocated to the reservation. Raises InUse after ``limit_s`` seconds."""
     interrupted = threading.Event()
     deadline = time.monotonic() + limit_s
     shown = ""

@@ -25,7 +25,7 @@ from toolchain import process
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 
 _CALL_LIMIT_S = 15.0
-"""Longer than the 10 s for which labgrid's coordinator waits for an exporter."""
+"""The time limit for a call. labgrid's coordinator itself waits 10 s for an exporter."""
 
 
 def own_name() -> str:
@@ -82,10 +82,10 @@ class Coordinator:
         return found
 
     def define(self, name: str, tags: Mapping[str, str], match: str) -> bool:
-        """Create a place, or update its tags and its match; returns whether anything changed.
+        """Create a place, or update its tags and its resource match; returns whether anything changed.
 
-        An existing place keeps its tag ``quarantine``, which only runs set. Raises UserError if the
-        board of an existing place belongs to another exporter.
+        An existing place keeps its tag ``quarantine``, which only test runs set. Raises UserError if the board of an
+        existing place belongs to another exporter.
         """
         old = self.places().get(name)
         exporter = match.partition("/")[0]
@@ -130,7 +130,7 @@ class Coordinator:
             stub.ReleasePlace(request, timeout=_CALL_LIMIT_S)
 
     def allocated(self, token: str) -> str:
-        """The place that is allocated to a reservation; empty while it waits. The call also extends the reservation."""
+        """The name of the allocated place; empty while the reservation waits. The call also extends the reservation."""
         with self._stub() as stub:
             request = messages.PollReservationRequest(token=token)
             found = stub.PollReservation(request, timeout=_CALL_LIMIT_S).reservation
@@ -150,7 +150,7 @@ class Coordinator:
         )
 
     def responds(self) -> bool:
-        """Whether the coordinator answers."""
+        """Whether the coordinator responds."""
         try:
             self.places()
         except NetworkUnreachable:

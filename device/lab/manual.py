@@ -19,9 +19,9 @@ _one_question = threading.Lock()
 
 
 def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
-    """Ask to switch the board off and on, and wait for the answer. Parallel runs ask one after the other.
+    """Ask the user to switch the board off and on, and wait for the answer. Parallel runs ask one after the other.
 
-    Raises UserError without a terminal, and CommandFailed if Ctrl-C interrupts the question.
+    Raises UserError if there is no terminal, and CommandFailed if Ctrl-C interrupts the question.
     """
     interrupted = threading.Event()
     with process.on_interrupt(interrupted.set), contextlib.ExitStack() as stack:
@@ -32,7 +32,7 @@ def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
             answers = stack.enter_context(terminal.open("rb", buffering=0))
         except OSError as fault:
             raise UserError(
-                f"nobody can be asked to switch {name}",
+                f"{name} must be switched by hand, but there is no terminal for the prompt",
                 expected="a terminal, because the board has power=manual",
                 found=f"{terminal}: {fault.strerror}",
                 fix="run the task in a terminal, or remove power=manual: the board must then be running",

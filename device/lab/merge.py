@@ -50,7 +50,7 @@ class Outcome:
     files: tuple[str, ...] = ()
     """The test files (or tests) that were assigned to the board; empty if it had to run the whole suite."""
     turn: int = 1
-    """2 or more: the board ran tests that had no result on another board in an earlier turn."""
+    """The turn in which the board ran. After turn 1, boards run tests that had no result on another board."""
     moved: bool = False
     """Whether the tests without a result were run on other boards in the next turn."""
 
@@ -104,14 +104,14 @@ class Outcome:
 
     @property
     def without_result(self) -> list[str]:
-        """The tests that did not run here; without evidence, everything that was assigned to the board."""
+        """The tests that did not run on this board; without evidence, all tests that were assigned to it."""
         if not self.document:
             return list(self.files)
         return [test["nodeid"] for test in self.document["results"]["tests"] if test["text"] in _NOT_RUN]
 
     @property
     def not_run(self) -> list[str]:
-        """The tests that ran neither here nor on another board."""
+        """The tests that ran neither on this board nor on another one."""
         return [] if self.moved else self.without_result
 
     @property
@@ -151,7 +151,7 @@ class TestRow:
     nodeid: str
     cells: tuple[Mapping[str, Any] | None, ...]
     differs: bool
-    """Whether the boards disagree."""
+    """Whether the outcome differs between boards."""
 
     @property
     def bad(self) -> bool:
@@ -187,7 +187,7 @@ class Merged:
         return self.counts["passed"] > 0 and not any(outcome.error for outcome in self.outcomes)
 
     def lines(self) -> list[str]:
-        """One line per board."""
+        """One line of text for each board."""
         found = []
         for outcome in self.outcomes:
             if outcome.document:
@@ -227,7 +227,7 @@ def _counted(results: Mapping[str, Any]) -> str:
 def rows(outcomes: Sequence[Outcome]) -> list[TestRow]:
     """All tests: first those whose results differ between boards, then those that failed, then all others.
 
-    Boards on which the suite did not run are ignored. If boards ran different parts of the suite, no results differ.
+    Boards on which the suite did not run are ignored. If boards ran parts of the suite, results are not compared.
     """
     tests = [outcome.tests for outcome in outcomes if outcome.document]
     sharded = any(outcome.files for outcome in outcomes)
@@ -273,7 +273,7 @@ def evidence(config: Config, outcomes: Sequence[Outcome]) -> dict[str, Any]:
                 ``execution``, ``execution_reason``, ``image`` (``reference`` and ``id``), ``results`` (counts), and
                 ``evidence`` (``path`` and ``sha256`` of the board's own evidence). If the board ran only a part of the
                 suite, also ``turn``, ``test_files``, ``not_run`` (tests that ran on no board) and ``moved`` (tests that
-                ran on another board in the next turn). A board has an entry per turn.
+                ran on another board in the next turn). A board has one entry for each turn.
     """
     return {
         "schema": 1,

@@ -2,9 +2,9 @@
 
     reserve → acquire → device.deploy → device.suite → release → merged report
 
-Only a board that the run does not boot is deployed to (device.lab.trees).
-Each board has a separate report folder, ``lab/NAME`` in the target's folder, and is always released at the end. With
-``--all``, all boards run in parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the run
+Files are deployed only to the trees of boards that the run does not boot (device.lab.trees). Each board has a separate
+report folder, ``lab/NAME`` in the target's folder, and is always released at the end. With ``--all``, all boards run in
+parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the run
 continues on the other boards. ``--tag`` and ``--all`` skip a board in quarantine until it passes a run with ``--place``
 or ``./inv lab check``.
 """
@@ -40,7 +40,7 @@ _Result = TypeVar("_Result")
 _QUARANTINE = "quarantine"
 _CHECK = Path(__file__).resolve().parent / "check"
 _SWITCHED = {"NetworkPowerPort", "NetworkUSBPowerPort"}
-"""The resources with which a run boots a board."""
+"""The resources that allow a run to boot a board."""
 _FREE_LIMIT_S = 10.0
 """The time limit of --shard for acquiring a board that was free when the run started."""
 
@@ -56,11 +56,11 @@ class How:
     files: tuple[str, ...] = ()
     """The test files, or tests, to run; empty to run the whole suite."""
     turn: int = 1
-    """2 or more: the tests had no result on another board (``--shard``)."""
+    """The turn of ``--shard``. After turn 1, boards run tests that had no result on another board."""
     folder: str = "lab"
     """The name of the report folder in the target's folder."""
     trees: Trees | None = None
-    """Deploys to the trees of running boards; None to test them as they are."""
+    """The object that deploys to the trees of running boards; None if the trees are tested as they are."""
 
 
 def on_place(config: Config, name: str, how: How) -> SuiteResult:
@@ -158,16 +158,16 @@ def _all_acquired(lab: Lab, names: Sequence[str]) -> Iterator[dict[str, Place]]:
         yield {name: place for name, place in _in_parallel(names, acquire).items() if place}
     finally:
         with concurrent.futures.ThreadPoolExecutor(max(1, len(names))) as pool:
-            list(pool.map(contextlib.ExitStack.close, stacks.values()))  # the list raises their exceptions
+            list(pool.map(contextlib.ExitStack.close, stacks.values()))  # list() raises exceptions from the threads
 
 
 def _in_turns(
     lab: Lab, names: Sequence[str], seconds: Mapping[str, float], how: How, held: Mapping[str, Place]
 ) -> list[Outcome]:
-    """Split test files between held boards; then split tests without a result between those that still respond.
+    """Split test files between the held boards, then tests without a result between the boards that still respond.
 
-    A board that has left a test without a result takes no further part, so the number of turns is limited. The test
-    that was running when a board stopped responding is an error and is not repeated, because it may be the cause.
+    A board that has left a test without a result is not used again, so the number of turns is limited. The test that
+    was running when a board stopped responding counts as an error and is not retried, because it may be the cause.
     """
     boards, turn = list(held), 1
     done: list[Outcome] = []
@@ -278,7 +278,7 @@ def _board_folder(config: Config, name: str, how: How) -> Path:
 
 
 def _outcome(lab: Lab, name: str, how: How, held: Place | None = None) -> Outcome:
-    """The result on one board, which is acquired unless it is held. An error on one board does not end the run."""
+    """The result on one board, which is acquired unless the caller holds it. An error does not end the whole run."""
     paths = Paths(folder=_board_folder(lab.config, name, how))
     try:
         with contextlib.nullcontext(held) if held else _acquired(lab, {"name": name}) as place:
@@ -300,7 +300,7 @@ def _outcome(lab: Lab, name: str, how: How, held: Place | None = None) -> Outcom
 
 @contextlib.contextmanager
 def _acquired(lab: Lab, filters: Mapping[str, str], limit_s: float | None = None) -> Iterator[Place]:
-    """Hold a board; wait for it for up to ``limit_s`` (``None``: ``lab.queue_limit_s``)."""
+    """Hold a board. Wait up to ``limit_s`` seconds for it, by default ``lab.queue_limit_s``."""
     limit_s = lab.config.lab.queue_limit_s if limit_s is None else limit_s
     with acquired(lab.coordinator, filters, limit_s=limit_s) as place:
         progress.say(f"    acquired {place.name}")
@@ -340,7 +340,7 @@ def _virtual(place: Place) -> bool:
 
 
 def _trees_of(lab: Lab, places: Iterable[Place]) -> Trees:
-    """The trees of a run on these boards."""
+    """The exported trees that a run on these boards uses."""
     offered = lab.coordinator.exported()
     found = []
     for place in places:

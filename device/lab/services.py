@@ -36,7 +36,7 @@ from toolchain.lab_boards import BoardRow, parse
 
 DEFAULT = "127.0.0.1:20408"
 PROJECT = "pitorch"
-"""The tag ``project`` of the places that ``up`` defines."""
+"""The value of the tag ``project`` of the places that ``up`` defines."""
 
 _START_LIMIT_S = 60.0
 _BAUD = 115200
@@ -200,7 +200,8 @@ def up(config: Config) -> LabState:
         lab.coordinator.places()  # raises if a coordinator on another PC does not respond
         text = yaml.safe_dump(resources(config, lab.rows), sort_keys=False)
         # The exporter renders the file as a Jinja template, in which # starts a statement and ## a comment.
-        header = f"## Generated from lab.boards. By hand: labgrid-exporter -c {lab.coordinator.address} THIS_FILE\n"
+        command = f"labgrid-exporter -c {lab.coordinator.address} THIS_FILE"
+        header = f"## Generated from lab.boards. To start the exporter: {command}\n"
         changed = not lab.exporter_file.is_file() or lab.exporter_file.read_text() != header + text
         running = bool(_session(lab, "exporter"))
         if changed and running:
@@ -225,7 +226,7 @@ def up(config: Config) -> LabState:
 
 
 def status(config: Config) -> LabState:
-    """The current state."""
+    """Return the current state of the lab."""
     return _look(Lab(config))
 
 
@@ -378,7 +379,7 @@ def _start(lab: Lab, name: str, words: Sequence[str]) -> None:
 
 
 def _wait(lab: Lab, name: str, ready: Callable[[], bool]) -> None:
-    """Wait until a program is ready. If it does not become ready, stop it, and raise UserError with its last output."""
+    """Wait until a program is ready. If it is not ready in time, stop it, and raise UserError with its last output."""
     deadline = time.monotonic() + _START_LIMIT_S
     while not ready():
         if time.monotonic() > deadline:

@@ -2,7 +2,7 @@
 
 A running board's root filesystem is the exported tree, so the board uses the files that ``device.deploy`` installs in
 the tree. All boards of an architecture share a tree. A run therefore deploys to a tree only once, before the first
-suite on a board that uses this tree, even if that board boots it later. Otherwise the tree would change during a suite.
+suite on a board that uses this tree, even if the run boots that board. Otherwise, the tree could change during a suite.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POLL_S = 0.5
 
 
 class Trees:
-    """The trees that the boards of one run use. Threads can share an object."""
+    """The exported trees that the boards of one run use. The class is thread-safe."""
 
     def __init__(self, targets: Iterable[Config] = ()) -> None:
         """``targets`` are the configurations of the run's running boards, as far as they are known."""
@@ -32,11 +32,11 @@ class Trees:
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}
 
     def bring(self, target: Config, *, running: bool) -> Deployed | None:
-        """Deploy to a board's tree, unless this run has already done so. The board is held.
+        """Deploy to a board's tree, unless this run has already done so. The caller holds the board.
 
         Returns None if nothing is deployed: the run boots the board (``running`` is false), or the tree's image was not
         built on this PC. Raises the errors of ``deploy``, but only for a running board: a deployment that fails leaves
-        the tree unchanged, and a board that the run boots can test it.
+        the tree unchanged, so the suite can run on a board that the run boots.
         """
         tree = Layout.of(target).tree
         if not running and tree not in self._running:

@@ -4,7 +4,7 @@
 
     local                     this PC, in a separate process
     HOST:PORT                 direct (also direct://HOST:PORT): TVM's server runs on the board
-    tracker://HOST:PORT/KEY   any free board that is registered with the tracker under that key; waits for one
+    tracker://HOST:PORT/KEY   any board that is registered with the tracker under that key; waits until one is free
     proxy://HOST:PORT/KEY     a board that connected to the proxy, without a tracker
     tree://[USER@]HOST[:PORT] the loader, over SSH, on a board that booted the exported tree; uses the tree's keys
     ssh://[USER@]HOST[:PORT]  the loader, over SSH, on any other board; uses your SSH keys and your known_hosts

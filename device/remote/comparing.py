@@ -49,8 +49,8 @@ def blank(like: Any) -> Any:
 def tolerance_of(expected: Any, relative: float, absolute: float, least: float = 0.0) -> tuple[float, float]:
     """The relative and absolute tolerance for a result of a model. Integers must be equal.
 
-    If all values are below 1, the absolute tolerance is relative to the largest of them. Otherwise, every result would
-    agree with very small values. The absolute tolerance is at least ``least``.
+    If all values are below 1, the absolute tolerance is relative to the largest of them. With a fixed tolerance, every
+    result would agree with very small values. The absolute tolerance is at least ``least``.
     """
     if expected.dtype.kind in "iu":
         return 0.0, 0.0
@@ -61,7 +61,7 @@ def tolerance_of(expected: Any, relative: float, absolute: float, least: float =
 def first_mismatch(
     found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """The first difference in several results: a Difference's fields, the tolerance, and the index of the result."""
+    """The first difference in several results: a Difference's fields, the tolerance, and the result's index."""
     for number, (ours, theirs, allowed) in enumerate(zip(found, expected, tolerances, strict=True)):
         wrong = first_difference(ours, theirs, relative=allowed[0], absolute=allowed[1])
         if wrong is not None:

@@ -35,7 +35,7 @@ class Kernel:
     name: str
     size: int
     arrays: tuple[Any, ...]
-    """Inputs, C-contiguous."""
+    """The inputs, as C-contiguous arrays."""
     expected: Any
     """The result that the reference computes."""
     tolerance: tuple[float, float]
@@ -51,7 +51,7 @@ class Kernel:
     def launch(self) -> Any:
         """The return value of the file's ``launch``, for OpenCL. Raises Fault ``kernel`` with the line of the error."""
         path = Path(str(self.source.__file__))
-        return guarded(path, "cannot define its launch", lambda: self.source.launch(self.size))
+        return guarded(path, "launch() fails", lambda: self.source.launch(self.size))
 
 
 def load(path: Path, size: int, *, target: str = "") -> Kernel:
@@ -70,10 +70,8 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
     if size < 1:
         raise Fault("kernel", f"a size of {size}: expected 1 or more")
     random = numpy.random.default_rng(SEED)
-    arrays = guarded(
-        path, "cannot create its inputs", lambda: [_contiguous(item) for item in source.inputs(size, random)]
-    )
-    expected = guarded(path, "has a reference that fails", lambda: _contiguous(source.reference(*arrays)))
+    arrays = guarded(path, "inputs() fails", lambda: [_contiguous(item) for item in source.inputs(size, random)])
+    expected = guarded(path, "reference() fails", lambda: _contiguous(source.reference(*arrays)))
     tolerance = getattr(source, "TOLERANCE", TOLERANCE)
     relative, absolute = getattr(source, f"{target.upper()}_TOLERANCE", tolerance)
     count = getattr(source, "operations", lambda _: 0)
@@ -83,7 +81,7 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
         arrays=tuple(arrays),
         expected=expected,
         tolerance=(float(relative), float(absolute)),
-        operations=guarded(path, "cannot count its operations", lambda: int(count(size))),
+        operations=guarded(path, "operations() fails", lambda: int(count(size))),
         source=source,
     )
 
@@ -121,7 +119,7 @@ def export(
 
 
 def only_function(path: Path, kernel: Kernel, name: str) -> Any:
-    """The function in the module that the file's ``module`` or ``opencl_module`` returns, with its global symbol.
+    """The only function in the module that the file's ``module`` or ``opencl_module`` returns, with a global symbol.
 
     Raises Fault ``kernel``.
     """
@@ -129,7 +127,7 @@ def only_function(path: Path, kernel: Kernel, name: str) -> Any:
 
     if not hasattr(kernel.source, name):
         raise Fault("kernel", f"{path} does not define {name}, so it is not a TVM kernel")
-    module = guarded(path, "cannot create its module", lambda: getattr(kernel.source, name)(kernel.size))
+    module = guarded(path, f"{name}() fails", lambda: getattr(kernel.source, name)(kernel.size))
     if not isinstance(module, tvm.IRModule):
         raise Fault("kernel", f"{path}: expected {name}() to return a tvm.IRModule, found {type(module).__name__}")
     names = [item.name_hint for item in module.get_global_vars()]
@@ -165,7 +163,7 @@ def guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
     except (Exception, SystemExit) as fault:
         frames = [item for item in traceback.extract_tb(fault.__traceback__) if item.filename == str(path)]
         where = f"{path}:{frames[-1].lineno}" if frames else str(path)
-        raise Fault("kernel", f"{where} {problem}: {type(fault).__name__}: {last_lines(str(fault))}") from fault
+        raise Fault("kernel", f"{where}: {problem}: {type(fault).__name__}: {last_lines(str(fault))}") from fault
 
 
 def last_lines(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Run a model in eager PyTorch on the board, in float32 and in int8, next to the same model compiled by TVM."""
+"""Run a model in eager PyTorch on the board, in float32 and in int8, for comparison with TVM."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Eager:
     precision: str
     reason: str = ""
     seconds: tuple[float, ...] = ()
-    """The runs' latencies."""
+    """The latency of each run."""
     difference: float = 0.0
-    """The largest absolute difference from eager PyTorch, float32, on this PC, in the output with the largest
-    ``difference / largest``."""
+    """The largest absolute difference from eager PyTorch (float32) on this PC, in the output for which
+    ``difference / largest`` is largest."""
     largest: float = 0.0
-    """The largest absolute value of that output on this PC."""
+    """The largest absolute value of the same output on this PC."""
     peak_memory_bytes: int = 0
     """The peak memory of the process on the board, with the Python interpreter and PyTorch."""
     threads: int = 0
@@ -56,7 +56,7 @@ class Eager:
         return float(numpy.quantile(self.seconds, 0.9)) if self.seconds else None
 
     def as_json(self) -> dict[str, Any]:
-        """The fields and the statistics."""
+        """The fields and the statistics as a dictionary."""
         return {**dataclasses.asdict(self), "median_s": self.median_s, "p90_s": self.p90_s}
 
 
@@ -66,7 +66,7 @@ def measure(
     """Run the model of ``description`` (``model_graph``) on the board in each precision.
 
     ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error does not
-    affect TVM's measurement, so it is not raised: each result states it as the reason.
+    affect TVM's measurement, so it is not raised: each result contains it as the reason.
     """
     if address.kind == "adb":
         return not_run("phones have no Python with PyTorch")
@@ -84,7 +84,7 @@ def measure(
 
 
 def not_run(reason: str) -> tuple[Eager, ...]:
-    """No measurement, for the same reason in each precision."""
+    """Results without a measurement, which have the same reason in each precision."""
     return tuple(Eager(precision=precision, reason=reason) for precision in PRECISIONS)
 
 

@@ -42,21 +42,21 @@ TABLE = {
     ),
     "several-phones": Row(
         UserError,
-        "adb:// does not select one of several phones",
+        "adb:// matches several phones",
         "one phone in the list of adb devices, or an address with a serial number",
-        "choose one: --device adb://SERIAL",
+        "choose a phone by its serial number: --device adb://SERIAL",
     ),
     "unauthorized-phone": Row(
         AccessDenied,
         "{where} does not accept the key of this PC",
         "the state device in the list of adb devices",
-        "unlock the phone and accept the USB debugging request; after adb kill-server, the phone asks again",
+        "unlock the phone and accept the USB debugging request; to repeat the request, run adb kill-server",
     ),
     "offline-phone": Row(
         BoardSilent,
         "{where} does not respond to adb",
         "the state device in the list of adb devices",
-        "unlock the phone, reconnect it, and switch USB debugging off and on; adb reconnect may also help",
+        "unlock the phone, reconnect it, and switch USB debugging off and on, or run adb reconnect",
     ),
     "unusable-phone": Row(
         UserError,
@@ -74,11 +74,11 @@ TABLE = {
         BoardLost,
         "the session on {where} timed out",
         "completion within {limit_s:g} s",
-        "measure less (--number, --repeat, or --size of a kernel), or raise remote.session_limit_s",
+        "reduce --number, --repeat, or a kernel's --size, or raise remote.session_limit_s",
     ),
     "lost": Row(
         BoardLost,
-        "connection to {where} lost during the run",
+        "the connection to {where} was lost during the run",
         "a response to each request",
         "check the board (power, network, memory) and its server's log; over RPC, a crash closes the connection",
     ),
@@ -86,13 +86,13 @@ TABLE = {
         PlatformMismatch,
         "the kernel or model does not match the architecture of {where}",
         "code for the board's architecture",
-        "choose the --target of the board",
+        "choose the --target that matches the board",
     ),
     "unstartable": Row(
         PlatformMismatch,
         "the loader does not run on {where}",
         "a board with the target's architecture and C library; for OpenCL on a phone, 64-bit Android 10 or later",
-        "choose the --target of the board",
+        "choose the --target that matches the board",
     ),
     "linker": Row(
         CommandFailed,
@@ -132,10 +132,10 @@ TABLE = {
     ),
     "no-opencl": Row(
         UserError,
-        "{where} has no OpenCL",
+        "{where} has no usable OpenCL library",
         "libOpenCL.so.1 on the board",
         "install ocl-icd-libopencl1 on the board, and the driver of its GPU (on a Pi 4 or 5: mesa-opencl-icd); "
-        "a phone's OpenCL comes with its Android",
+        "on a phone, OpenCL is part of the Android system image",
     ),
     "no-device": Row(
         UserError,
@@ -177,7 +177,7 @@ TABLE = {
         UserError,
         "the OpenCL driver crashed on {where}",
         "a kernel that accesses only its arrays, and a driver that compiles it",
-        "check the kernel's indices; the board can be used again",
+        "check the kernel's indices, then run it again: the board is still usable",
     ),
 }
 

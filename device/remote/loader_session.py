@@ -59,7 +59,7 @@ _SHARED_ON_PHONES = "/data/local/tmp"
 
 @dataclass(frozen=True)
 class Timing:
-    """How a kernel is timed: runs per measurement, measurements, minimum time per measurement, warm-up runs."""
+    """How a kernel is timed: runs per measurement, measurements, least time of a measurement, and warm-up runs."""
 
     number: int
     repeat: int
@@ -76,8 +76,8 @@ _LIBRARIES = ("-ldl", "-pthread")
 _RELOCATABLE = ("-r", "-nostdlib")
 _SOURCES = (SOURCE / "loader.cpp", SOURCE / "opencl.cpp")
 
-# For Android's C library (android.cpp). Its linker supports neither text relocations nor segments that are aligned to
-# less than the phone's pages.
+# For Android's C library (android.cpp). Its linker supports neither text relocations nor segments whose alignment is
+# less than the phone's page size.
 _FOR_ANDROID = (
     *("-std=c++17", "-O2", "-fPIE", "-ffunction-sections", "-fno-stack-protector", "-U_FORTIFY_SOURCE"),
     *("-mno-outline-atomics", "-pie", "-nostdlib", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL"),
@@ -107,9 +107,9 @@ def build_static_loader(config: Config, target: Target, kernel: Path, entry: str
 
 
 def build_android_loader(config: Config, target: Target) -> Path:
-    """Like ``build_loader``, for an Android phone: the loader uses Android's C library, so it can open its libraries.
+    """Compile a loader for an Android phone. It uses Android's C library, so it can open the phone's libraries.
 
-    It is linked to stand-ins for the phone's libraries, which have only the names in bionic.txt.
+    The loader is linked to stubs of the phone's libraries, which define only the symbols in bionic.txt.
 
     Raises ProgramMissing, CommandFailed.
     """
@@ -129,7 +129,7 @@ def build_android_loader(config: Config, target: Target) -> Path:
 
 
 def bionic() -> dict[str, dict[str, int]]:
-    """The names in Android's libraries that the loader may use, by library, with their API levels."""
+    """The symbols in Android's libraries that the loader may use, by library, each with its API level."""
     found: dict[str, dict[str, int]] = {}
     for line in BIONIC.read_text().splitlines():
         if not line.startswith("#"):
@@ -158,7 +158,7 @@ def _compiler(config: Config, target: Target) -> Path:
 
 
 class LoaderSession:
-    """A session. ``close`` ends it even if a kernel or model is running."""
+    """A session with the loader. ``close`` ends it even if a kernel or model is running."""
 
     def __init__(
         self, process_: subprocess.Popen[bytes], stderr: IO[bytes], where: str, session_limit_s: float
@@ -268,14 +268,14 @@ class LoaderSession:
         return self._answer(self._limit_s + GRACE_S)
 
     def send(self, data: bytes) -> None:
-        """Write with a deadline, because a lost board does not read its input."""
+        """Write data with a deadline, because a board that no longer responds does not read its input."""
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 - opened as a pipe
         deadline, rest = self._deadline(), memoryview(data)
         while rest:
             _, writable, _ = select.select([], [pipe], [], max(0.0, deadline - time.monotonic()))
             if not writable:
-                raise self._error("lost", f"it read no data for {self._limit_s + GRACE_S:.0f} s")
+                raise self._error("lost", f"the board read no data for {self._limit_s + GRACE_S:.0f} s")
             try:
                 rest = rest[os.write(pipe.fileno(), rest[: 1 << 16]) :]
             except BrokenPipeError:
@@ -422,7 +422,7 @@ def session(
 
 
 def _unpack(folder: str, program: bytes, limits: Sequence[str]) -> str:
-    """The board's shell script: it reads the loader from its input, runs it in ``folder``, and removes it."""
+    """The shell script for the board: it reads the loader from its input, runs it in ``folder``, and removes it."""
     arguments = shlex.join([f"{folder}/pitorch-loader.lock", *limits])
     return _UNPACK.format(folder=folder, size=len(program), arguments=arguments)
 

@@ -91,7 +91,7 @@ def _require_fixed(reference: str, exported: Any) -> None:
         raise Fault("model", f"{reference} has sizes that are known only at run time ({found}): use static shapes")
     specs = exported.graph_signature.output_specs
     if changed := [str(item.target) for item in specs if item.kind.name.endswith("_MUTATION")]:
-        raise Fault("model", f"{reference} changes in place: {', '.join(changed)}. Return the new values instead")
+        raise Fault("model", f"{reference} modifies in place: {', '.join(changed)}. Return the new values instead")
 
 
 def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
@@ -104,14 +104,15 @@ def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
     found = _guarded(reference, "fails", lambda: getattr(importlib.import_module(module_name), function_name)())
     shape = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], torch.nn.Module)
     if not shape or not isinstance(found[1], tuple):
-        raise Fault("model", f"{reference}: expected it to return (torch.nn.Module, tuple of inputs)")
+        raise Fault("model", f"expected {reference} to return (torch.nn.Module, tuple of inputs)")
     return function_name, found[0].eval(), found[1]
 
 
 def _allow_torchvision() -> None:
-    """Make ``import torchvision`` possible if its operators cannot be loaded; the networks do not use them.
+    """Allow ``import torchvision`` if torchvision's operators cannot be loaded. The networks do not use them.
 
-    The wheel in the public index is compiled for CUDA. With PyTorch for CPUs, its import fails: it lacks two operators.
+    The wheel in the public index is compiled for CUDA. With PyTorch for CPUs, the import fails, because two operators
+    are missing.
     """
     import torch
 
@@ -200,7 +201,7 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
 def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> None:
     """Raise Fault ``model`` if TVM's types and shapes differ from those of the arrays that the host allocates."""
     if len(planned) != len(arrays):
-        raise Fault("model", f"it has {len(planned)} {what}s in TVM, {len(arrays)} in PyTorch")
+        raise Fault("model", f"the model has {len(planned)} {what}s in TVM, {len(arrays)} in PyTorch")
     for index, (ours, array) in enumerate(zip(planned, arrays, strict=True)):
         if (ours.dtype, ours.shape) != (str(array.dtype), array.shape):
             here, there = (f"{item.dtype} of shape {item.shape}" for item in (ours, array))
@@ -231,12 +232,12 @@ def _without_runtime(name: str, function: Any, exported: Any) -> Any:
     structural_walk(function.body, (ir.Call, note))
     if callees:
         where = _places(name, exported)
-        raise Fault("model", f"TVM lowers its operator {name}{where} to {callees[0]}, which needs TVM's runtime")
+        raise Fault("model", f"TVM lowers the operator {name}{where} to {callees[0]}, which needs TVM's runtime")
     return function.with_body(structural_map(function.body, (tirx.For, serial)))
 
 
 def _without_negative_indices(exported: Any) -> None:
-    """Make negative indices of ``select`` non-negative, because TVM 0.27 reads the wrong element for x[:, -1]."""
+    """Replace negative indices of ``select``, because TVM 0.27 reads the wrong element for x[:, -1]."""
     import torch
 
     for node in exported.graph.nodes:
@@ -280,7 +281,7 @@ def _missing_operators(exported: Any) -> list[str]:
 
 
 def _places(name: str, exported: Any) -> str:
-    """Where the model calls the operator that TVM's name contains, as " (…)"; an empty string if it is unknown.
+    """The places in the model that call the operator in TVM's name, as " (…)"; an empty string if they are unknown.
 
     TVM's function is the same for all calls with these shapes, so there can be several places.
     """

@@ -99,7 +99,7 @@ def _array(value: Any, name: str) -> Any:
     import torch
 
     if not isinstance(value, torch.Tensor) or value.dtype == torch.bfloat16 or value.is_quantized:
-        raise Fault("model", f"its constant {name} is not a tensor with a type that numpy supports")
+        raise Fault("model", f"the constant {name} is not a tensor with a type that numpy supports")
     return value.detach().contiguous().numpy()
 
 
@@ -117,4 +117,4 @@ def _encoded(item: Any) -> Any:
         return {"torch": str(item).removeprefix("torch.")}
     if isinstance(item, torch.device):
         return {"device": str(item)}
-    raise Fault("model", f"an argument of its operators is a {type(item).__name__}")
+    raise Fault("model", f"an argument of an operator is a {type(item).__name__}")

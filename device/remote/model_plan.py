@@ -38,7 +38,7 @@ class Tensor:
     def __post_init__(self) -> None:
         """Raise Fault ``model`` for a type that numpy lacks, such as bfloat16."""
         if self.dtype not in (*NUMBERS, "bool"):
-            raise Fault("model", f"it uses the type {self.dtype}: expected {', '.join(NUMBERS)} or bool")
+            raise Fault("model", f"the model uses the type {self.dtype}: expected {', '.join(NUMBERS)} or bool")
 
     @property
     def size(self) -> int:
@@ -61,7 +61,7 @@ class Plan:
 def of(function: Any, places: Callable[[str], str]) -> Plan:
     """The plan of a Relax function. Raises Fault ``model`` if a plan cannot express the function.
 
-    ``places`` returns where the model calls an operator, as " (…)", or an empty string.
+    ``places`` returns the places where the model calls an operator, as " (…)", or an empty string.
     """
     return _Reader(places).read(function)
 
@@ -158,7 +158,7 @@ class _Reader:
                 return found
         elif isinstance(value, ir.GenericConst):
             return self._constant(value.value.numpy())
-        raise Fault("model", f"expected tensors as arguments of its operators, found {type(value).__name__}")
+        raise Fault("model", f"expected tensors as arguments of the operators, found {type(value).__name__}")
 
     def _constant(self, array: Any) -> Tensor:
         content = numpy.ascontiguousarray(array).tobytes()

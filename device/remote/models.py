@@ -92,7 +92,7 @@ class ModelProfile:
         return texts[0] if len(set(texts)) == 1 else "; ".join(f"output {n}: {text}" for n, text in enumerate(texts))
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows of the table."""
+        """The rows of the table of results."""
         text, size = profiling.seconds_text, progress.human_size
         found = [
             ("model", f"{self.model} ({', '.join(self.inputs)})"),

@@ -110,7 +110,7 @@ def compiler_errors(log: str) -> str:
     """The error of ``clBuildProgram`` and the first errors in its compiler's output.
 
     The loader sends the error's name and the output's lines with a separator between them. Each driver has its own name
-    for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's ignores ``#line``. These names are left out,
+    for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's ignores ``#line``. These names are omitted,
     but not the names of headers.
     """
     name, *lines = (line.strip() for line in log.split("\x1e") if line.strip())
@@ -125,9 +125,9 @@ def _place(found: re.Match[str]) -> str:
 
 
 def _fault(launch: Any) -> str:
-    """What is wrong with the value that ``launch`` returned; empty if it is valid."""
+    """The error in the value that ``launch`` returned; empty if the value is valid."""
     if not isinstance(launch, tuple) or len(launch) != 2:
-        return "expected a pair: all work items, and those in a work group"
+        return "expected a pair: the number of all work items, and the number per work group"
     work_items, group = launch
     for sizes in (work_items, group) if group is not None else (work_items,):
         dimensions = len(sizes) if isinstance(sizes, tuple) else 0

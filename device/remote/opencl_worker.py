@@ -46,7 +46,7 @@ def _generated(path: Path, function: Any) -> tuple[str, str]:
     source = "".join(str(item.inspect_source()) for item in built.mod.imports if item.kind == "opencl")
     kernels = dict(_PROTOTYPE.findall(source))
     if len(kernels) != 1:
-        raise Fault("kernel", f"{path}: expected loops bound to one OpenCL kernel, TVM generates {len(kernels)}")
+        raise Fault("kernel", f"{path}: expected loops that form one OpenCL kernel, found {len(kernels)} kernels")
     ((name, listed),) = kernels.items()
     # TVM sorts the arguments by name, and leaves out those that the kernel does not use.
     given = {text.split()[-1]: text.strip() for text in listed.split(",")}

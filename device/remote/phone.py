@@ -1,8 +1,8 @@
 """Access to phones through adb: the adb server, a phone's state, and the command line for a phone.
 
-The adb client connects to a server, which manages the connections to all phones. If a server is running, or the
-environment names one, it is used. Otherwise, a private server runs during the session, on a UNIX socket that only this
-user can open.
+The adb client connects to a server, which manages the connections to all phones. If a server is running, or an
+environment variable names one, it is used. Otherwise, a private server runs during the session, on a UNIX socket that
+only this user can open.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def states(listed: str) -> Mapping[str, str]:
 def choose(phones: Mapping[str, str], address: Address, answer: str = "") -> tuple[str, str]:
     """The serial number and the state of the phone at ``address``. ``answer`` is the output of ``adb connect``.
 
-    Raises BoardSilent, or UserError if the address does not select one of several phones.
+    Raises BoardSilent, or UserError if the address matches several phones.
     """
     if address.host in phones:
         return address.host, phones[address.host]
@@ -89,7 +89,7 @@ def _server() -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory(prefix="pitorch-adb-") as name, tempfile.TemporaryFile() as log:
         path = Path(name) / "socket"
         words = [adb, "-L", f"localfilesystem:{path}"]
-        # Not start-server: kill-server sometimes waits for ever, because adb has a deadlock in its shutdown.
+        # start-server is not used: kill-server sometimes never returns, because adb can deadlock in its shutdown.
         with subprocess.Popen(
             [*words, "nodaemon", "server"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         ) as server:

@@ -75,7 +75,7 @@ class Profile:
         return self.operations / self.mean_s / 1e9 if self.operations and self.mean_s > 0 else None
 
     def rows(self) -> list[tuple[str, str]]:
-        """The rows of the table."""
+        """The rows of the table of results."""
         found = [
             ("kernel", f"{self.kernel} ({self.shape})"),
             ("target", self.target),
@@ -236,7 +236,7 @@ def _nothing_to_keep(path: Path) -> UserError:
 
 @dataclass
 class _Job:
-    """One run of the task."""
+    """One run of ``profile-remote`` with a kernel."""
 
     config: Config
     target: Target
@@ -496,7 +496,7 @@ def _error_of_worker(
 def _queue(where: str, facts: Mapping[str, Any]) -> str:
     """The state of the boards if none became free in time."""
     if where.startswith("tracker"):
-        gone = ", or gone (a proxy does not inform its tracker)" if facts["proxied"] else ""
+        gone = ", or disconnected (a proxy does not inform its tracker)" if facts["proxied"] else ""
         waiting = f"{facts['waiting']} other clients are waiting"
         return f"all {facts['boards']} boards with that key are in sessions{gone}; {waiting}"
     if where.startswith("proxy"):
@@ -510,7 +510,7 @@ def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) 
     value = facts["value"] if "value" in facts else facts["found"]
     of_model = "output" in facts
     result = f"output {facts['output']}" if facts.get("outputs", 1) > 1 else "the result"
-    fix = "compare parts of the model to find the operator; docs/remote.md has the tolerance"
+    fix = "compare parts of the model to find the operator; docs/remote.md explains the tolerance"
     return ResultMismatch(
         f"{result} of {kernel} on {where} differs from its reference: first at index [{index}]",
         expected=f"{facts['expected']!r}, within {tolerance[0]:g} relative or {tolerance[1]:g} absolute",
@@ -528,5 +528,5 @@ def seconds_text(value: float) -> str:
 
 
 def _rate(gflops: float) -> str:
-    """A number with four significant digits; at least 1000 as an integer, without an exponent."""
+    """A number with four significant digits, without an exponent; numbers from 1000 are rounded to integers."""
     return f"{gflops:,.0f}" if gflops >= 1000 else f"{gflops:.4g}"

@@ -284,7 +284,7 @@ def test_library_missing_from_the_loader_cache_is_a_warning(tmp_path: Path) -> N
     assert known.warnings == ()
     content = {path.replace("libqpu.so.1", "libqpu.so.2"): text for path, text in LIBRARY.items()}
     new = deploy.put(layout, [layer(tmp_path / "b.tar", content)], owned_prefixes=["/opt/pitorch"])
-    assert new.warnings == ("libqpu.so.2 is not in the board's loader cache: run ldconfig on the board",)
+    assert new.warnings == ("libqpu.so.2 is missing from the board's loader cache: run ldconfig on the board",)
 
 
 def test_extension_for_another_torch_is_refused(tmp_path: Path) -> None:

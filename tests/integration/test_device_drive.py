@@ -125,7 +125,7 @@ def test_suite_that_ends_early_does_not_pass(tmp_path: Path, way: str) -> None:
     assert texts["test_third"] == record.PYTEST_ENDED
     if named:
         assert reason in texts[named]
-        assert "last lines of its output" in texts[named]
+        assert "last lines of the board's output" in texts[named]
     if way == "INTERNALERROR":
         assert "broken_plugin" in texts[named]
 

@@ -168,7 +168,7 @@ def test_a_missing_emulator_is_reported(conf: Path, tmp_path: Path) -> None:
     script = f"{OWN_BINFMT}\nsed -e 's|:[^:]*:[A-Z]*$|:/nowhere/qemu-arm:|' {conf} >/proc/sys/fs/binfmt_misc/register"
     finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
-    assert "is gone" in finding.found
+    assert "no longer exists" in finding.found
     assert finding.fix.startswith("./inv --set-up ")
     assert "qemu-user-static" in finding.fix
     assert "qemu-user-binfmt" in finding.fix
@@ -482,7 +482,7 @@ def test_a_container_is_built_for_the_target(arm: None) -> None:
     except UserError as fault:
         pytest.skip(fault.summary)
     finding = check_container("linux/arm/v7")
-    assert (finding.verdict, finding.found) == (Verdict.OK, "it ran, and the image's platform is linux/arm/v7")
+    assert (finding.verdict, finding.found) == (Verdict.OK, "the program ran; the image's platform is linux/arm/v7")
 
 
 @pytest.mark.engine
@@ -501,7 +501,7 @@ def test_a_missing_engine_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monke
     found = {item.check: item for item in engine_findings(Config(build=BuildConfig(folder=tmp_path)))}
     assert found["engine"].verdict is Verdict.FAIL
     assert "unset DOCKER_HOST" in found["engine"].fix
-    assert found["container"].fix == "fix the engine first"
+    assert found["container"].fix == "apply the engine's fix first"
 
 
 @pytest.mark.parametrize(

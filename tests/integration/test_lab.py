@@ -400,7 +400,7 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
             strategy.transition(Status.off)
             assert requests[2:] == ["/4/0"]
             made.cleanup()
-            switch = f"port 4 of a switch simplerest at http://{address}/{{index}}/{{value}}"
+            switch = f"port 4 of the simplerest switch at http://{address}/{{index}}/{{value}}"
             recorded = [(event.source, event.text) for event in board_events.read(paths.events)]
             assert recorded == [("power", f"off and on: {switch}"), ("power", f"off: {switch}")]
     services.up(config)

@@ -225,7 +225,7 @@ def test_session_continues_after_a_failed_kernel(board: LoaderSession, library: 
         ("dance", "unknown request dance"),
         ("run 5", "no kernel is loaded"),
         ("array f 4 10", "no kernel is loaded"),
-        ("load entry many", "a word is missing or is not a number"),
+        ("load entry many", "a word of the request is missing or is not a number"),
         ("read 3", "there is no array 3"),
         ("map ab 4", "no kernel is loaded"),
         ("keep ../ab 4", "the digest is not hexadecimal"),

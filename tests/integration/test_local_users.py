@@ -289,7 +289,7 @@ def as_an_ordinary_user(number: int = 65534) -> Iterator[None]:
 @marked()
 def test_an_ordinary_user_only_reads_the_manifest(earlier: Config) -> None:
     layout = Layout.of(earlier)
-    with as_an_ordinary_user(), pytest.raises(ArtefactMissing, match="open to all users") as caught:
+    with as_an_ordinary_user(), pytest.raises(ArtefactMissing, match="which all users can enter") as caught:
         require_export(layout)
     assert "sudo" in caught.value.fix
     require_export(layout)

@@ -281,8 +281,8 @@ def test_launch_must_match_the_group_size_the_kernel_requires(tmp_path: Path, re
         ("(size / 1,), None", "expected tuples of one to three integers of 1 or more"),
         ("(size,), (32.0,)", "expected tuples of one to three integers of 1 or more"),
         ("size, None", "expected tuples of one to three integers of 1 or more"),
-        ("(size,)", "expected a pair: all work items, and those in a work group"),
-        ("(unknown,), None", "twice.py:7 cannot define its launch: NameError"),
+        ("(size,)", "expected a pair: the number of all work items, and the number per work group"),
+        ("(unknown,), None", "twice.py:7: launch() fails: NameError"),
     ],
 )
 def test_invalid_launch_is_refused(tmp_path: Path, launch: str, found: str) -> None:
@@ -341,7 +341,7 @@ def test_local_memory_beyond_the_devices_is_refused(tmp_path: Path) -> None:
     ("variable", "value", "found"),
     [
         ("OCL_ICD_VENDORS", "/nonexistent", "libOpenCL.so finds no driver"),
-        pytest.param("POCL_DEVICES", "none", "no device of these drivers: Portable Computing Language", marks=pocl),
+        pytest.param("POCL_DEVICES", "none", "these drivers have no device: Portable Computing Language", marks=pocl),
     ],
 )
 def test_board_without_a_driver_or_device_is_reported(
@@ -360,7 +360,7 @@ def test_board_without_opencl_is_reported() -> None:
     if not shutil.which("aarch64-linux-gnu-g++"):
         pytest.skip("aarch64-linux-gnu-g++ is missing; ./inv installs it")
     with loader_session.session(config(), targets.load("opencl"), parse("emulator")) as emulated:
-        with pytest.raises(UserError, match="emulator has no OpenCL") as caught:
+        with pytest.raises(UserError, match="emulator has no usable OpenCL library") as caught:
             emulated.devices()
         assert "libOpenCL.so.1" in caught.value.found
 
@@ -460,7 +460,7 @@ def test_kernel_runs_if_the_driver_returns_no_binary(tmp_path: Path) -> None:
     [
         ("opencl 9 ab twice 1 1 1 0 0 0 1\n\n", "there is no device 9"),
         ("opencl 0 ../x twice 1 1 1 0 0 0 1\n\n", "the digest is not hexadecimal"),
-        ("opencl 0 ab twice 1 1", "a word is missing"),
+        ("opencl 0 ab twice 1 1", "a word of the request is missing"),
     ],
 )
 def test_invalid_opencl_requests_are_refused(board: LoaderSession, request_: str, error: str) -> None:
@@ -531,10 +531,10 @@ def test_kernel_that_tvm_generates_is_checked_and_timed(product_config: Config, 
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [
-        ('((i, "y"), (j, "x"))', "()", "expected loops bound to one OpenCL kernel, TVM generates 0"),
+        ('((i, "y"), (j, "x"))', "()", "expected loops that form one OpenCL kernel, found 0 kernels"),
         ('schedule.bind(outer, f"blockIdx.{axis}")', "pass", "TVM's kernel needs "),
         ("return schedule.mod", "return size", "expected opencl_module() to return a tvm.IRModule, found int"),
-        ("import tvm\n", "import no_such_module\n", "cannot create its module: ModuleNotFoundError"),
+        ("import tvm\n", "import no_such_module\n", "opencl_module() fails: ModuleNotFoundError"),
     ],
 )
 def test_kernel_that_tvm_cannot_generate_is_refused(tmp_path: Path, old: str, new: str, found: str) -> None:

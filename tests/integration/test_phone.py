@@ -363,7 +363,7 @@ def test_adb_server_that_does_not_start_is_reported(
 
 
 def test_phone_without_opencl_is_reported(product_config: Config, android: Path) -> None:
-    with pytest.raises(UserError, match="adb:// has no OpenCL") as caught:
+    with pytest.raises(UserError, match="adb:// has no usable OpenCL library") as caught:
         run(product_config, "adb://", target="opencl")
     assert caught.value.found.startswith("libOpenCL.so.1: ")
     assert left(android) == []
@@ -373,7 +373,7 @@ def test_opencl_library_that_cannot_be_opened_is_named(product_config: Config, a
     vendors = android / "vendor/lib64"
     vendors.mkdir(parents=True)
     (vendors / "libOpenCL.so").write_text("text")
-    with pytest.raises(UserError, match="adb:// has no OpenCL") as caught:
+    with pytest.raises(UserError, match="adb:// has no usable OpenCL library") as caught:
         run(product_config, "adb://", target="opencl")
     assert caught.value.found.startswith("/vendor/lib64/libOpenCL.so: ")
 
@@ -489,7 +489,7 @@ def test_one_of_several_phones_needs_a_serial_number(
 ) -> None:
     with own_server(tmp_path) as server:
         subprocess.run(["adb", "connect", WIRELESS], check=True, stdout=subprocess.DEVNULL)
-        with pytest.raises(UserError, match="does not select one") as caught, phone.connected(parse("adb://")):
+        with pytest.raises(UserError, match="matches several phones") as caught, phone.connected(parse("adb://")):
             pass
         assert f"{WIRELESS} (" in caught.value.found
         assert FOUND_BY_PORT in caught.value.found

@@ -224,7 +224,7 @@ def test_board_of_tracker_and_proxy_is_busy_or_gone(tvm: TvmEnvironment, tracker
         assert [type(item) for item in ended] == [BoardLost]
         with pytest.raises(InUse) as caught:
             run(device, queue_s=3)
-        assert "or gone (a proxy does not inform its tracker)" in caught.value.found
+        assert "or disconnected (a proxy does not inform its tracker)" in caught.value.found
 
 
 def test_unreachable_board_is_silent(direct: servers.Running, tvm: TvmEnvironment) -> None:

@@ -170,7 +170,7 @@ def test_library_replaced_by_hand_breaks_the_chain(chain: Chain) -> None:
     (chain.layout.tree / LIBRARY).write_text("another")
     chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"another").hexdigest()
     assert chain.broken() == [LIBQPU_IN_TREE]
-    assert chain.links()[LIBQPU_IN_TREE]["found"] == f"a different /{LIBRARY}"
+    assert chain.links()[LIBQPU_IN_TREE]["found"] == f"different: /{LIBRARY}"
 
 
 @pytest.mark.parametrize("change", ["missing", "replaced by a link", "other target"])
@@ -260,7 +260,7 @@ def test_different_commit_is_only_a_warning(chain: Chain) -> None:
         (
             {**CLEAN, "dirty": True},
             {**CLEAN, "dirty": True},
-            f"{COMMIT} with uncommitted changes, possibly different ones",
+            f"{COMMIT} with uncommitted changes, which may differ",
         ),
     ],
 )

@@ -323,7 +323,7 @@ def test_a_question_ends_with_the_run() -> None:
 
 
 def test_nobody_can_be_asked_without_a_terminal(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nobody can be asked to switch pi3"):
+    with pytest.raises(UserError, match="pi3 must be switched by hand, but there is no terminal"):
         manual.ask_to_switch("pi3", tmp_path / "tty")
 
 

@@ -160,5 +160,5 @@ def test_integers_must_be_equal(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "complex64"])
 def test_type_without_a_c_counterpart_is_refused(dtype: str) -> None:
-    with pytest.raises(Fault, match=f"it uses the type {dtype}: expected float16, "):
+    with pytest.raises(Fault, match=f"the model uses the type {dtype}: expected float16, "):
         Tensor("WORK_AREA", 0, dtype, (2,))

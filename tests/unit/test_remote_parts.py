@@ -156,17 +156,17 @@ def test_empty_results_agree() -> None:
     [
         ("SIZE = 96", "SIZES = 96", "does not define SIZE"),
         ("def inputs", "def input", "does not define inputs"),
-        ("import numpy", "import nump", "kernel.py:2 cannot be read: ModuleNotFoundError: No module named 'nump'"),
+        ("import numpy", "import nump", "kernel.py:2: cannot be read: ModuleNotFoundError: No module named 'nump'"),
         ("SIZE = 96", "SIZE = = 96", "SyntaxError"),
-        ("SIZE = 96", "raise SystemExit(3)", "kernel.py:4 cannot be read: SystemExit: 3"),
+        ("SIZE = 96", "raise SystemExit(3)", "kernel.py:4: cannot be read: SystemExit: 3"),
         ("SIZE = 96", "SIZE = 0", "a size of 0"),
-        ("return [random", "return [1 / 0, random", "cannot create its inputs: ZeroDivisionError"),
+        ("return [random", "return [1 / 0, random", "inputs() fails: ZeroDivisionError"),
         (
             "return [random.standard_normal(size, dtype=numpy.float32)]",
             "return ['text']",
             "expected an array of numbers",
         ),
-        ("return a * numpy.float32(2)", "return a.no_such_thing", "has a reference that fails: AttributeError"),
+        ("return a * numpy.float32(2)", "return a.no_such_thing", "reference() fails: AttributeError"),
     ],
 )
 def test_error_in_a_kernel_file_is_reported_with_its_line(tmp_path: Path, old: str, new: str, found: str) -> None:
@@ -290,7 +290,7 @@ def test_phone_is_chosen_from_the_list() -> None:
     phones = phone.states(LISTED)
     assert phone.choose(phones, parse("adb://AB12")) == ("AB12", "unauthorized")
     assert phone.choose({"AB12": "device"}, parse("adb://")) == ("AB12", "device")
-    with pytest.raises(UserError, match="does not select one of several") as caught:
+    with pytest.raises(UserError, match="adb:// matches several phones") as caught:
         phone.choose(phones, parse("adb://"))
     assert "AB12 (unauthorized), 192.0.2.7:5555 (device)" in caught.value.found
     with pytest.raises(BoardSilent, match="adb does not find adb://EF56"):

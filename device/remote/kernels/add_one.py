@@ -29,7 +29,7 @@ def launch(size: int) -> tuple[tuple[int], None]:
 
 
 def inputs(size: int, random: numpy.random.Generator) -> list[Any]:
-    """One vector."""
+    """The kernel's input: one vector."""
     return [random.standard_normal(size, dtype=numpy.float32)]
 
 
@@ -39,5 +39,5 @@ def reference(a: Any) -> Any:
 
 
 def operations(size: int) -> int:
-    """Floating-point operations of one run."""
+    """The number of floating-point operations in one run."""
     return size

@@ -13,10 +13,13 @@ import numpy
 SIZE = 256
 TOLERANCE = (1e-4, 1e-4)
 OPENCL_TOLERANCE = (0.0, 5e-4)
-"""The result agrees to three decimals."""
+"""The OpenCL result agrees with the reference to three decimals."""
 
 BLOCK = 32
-"""The number of rows and columns in a block of the result: 4 KiB, a quarter of a Cortex-A53's L1 data cache."""
+"""The number of rows and columns in a block of the result.
+
+A block fills 4 KiB, a quarter of a Cortex-A53's L1 data cache.
+"""
 DEPTH = 4
 
 
@@ -51,7 +54,7 @@ def launch(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def inputs(size: int, random: numpy.random.Generator) -> list[Any]:
-    """Two matrices."""
+    """The kernel's inputs: two square matrices."""
     return [random.standard_normal((size, size), dtype=numpy.float32) for _ in range(2)]
 
 
@@ -61,5 +64,5 @@ def reference(a: Any, b: Any) -> Any:
 
 
 def operations(size: int) -> int:
-    """Floating-point operations of one run."""
+    """The number of floating-point operations in one run."""
     return 2 * size**3

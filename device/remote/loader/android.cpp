@@ -1,11 +1,12 @@
-// The start of the loader on an Android phone, and what the compiler's libraries expect of the C library. The compiler
-// and its static libraries are those for glibc; Android's C library (bionic) has the functions in bionic.txt. Structures
-// that the loader passes to them (stat, dirent, pollfd, timespec) are the same in both libraries on this architecture.
+// The loader's entry point on an Android phone, and the functions that the compiler's libraries require from the C
+// library. The compiler and its static libraries are those for glibc; Android's C library (bionic) provides the
+// functions in bionic.txt. Structures that the loader passes to these functions (stat, dirent, pollfd, timespec) are
+// the same in both libraries on this architecture.
 #include <dlfcn.h>
 #include <link.h>
 
-// Bionic's linker calls the constructors. Destructors in .fini_array are not registered: the memory that the libraries
-// would free belongs to a process that exits.
+// Bionic's linker calls the constructors. Destructors in .fini_array are not registered: they would only free
+// memory, which the kernel frees when the process exits.
 asm(R"(
   .text
   .globl _start
@@ -27,8 +28,8 @@ _start:
 
 namespace {
 
-// Bionic keeps its own data between the thread pointer and the program's variables. It therefore requires that they are
-// aligned to 64 bytes.
+// Bionic keeps its own data between the thread pointer and the program's thread-local variables. It therefore requires
+// these variables to be aligned to 64 bytes.
 alignas(64) thread_local char aligned __attribute__((used, retain));
 
 }  // namespace

@@ -25,7 +25,7 @@ typedef struct {
 /* Memory for the kernel's arrays, aligned to 64 bytes; null on failure. */
 PITORCH_EXPORT void *pitorch_kernel_allocate(size_t bytes);
 PITORCH_EXPORT void pitorch_kernel_release(void *memory);
-/* Takes the inputs, then the result. Returns 0, or -1 on failure. */
+/* Runs the kernel. The arrays are the inputs, then the result. Returns 0, or -1 on failure. */
 PITORCH_EXPORT int pitorch_kernel_run(const pitorch_array *arrays, int32_t count);
 /* The error message of the last failure. */
 PITORCH_EXPORT const char *pitorch_kernel_error(void);

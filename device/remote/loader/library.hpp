@@ -1,4 +1,4 @@
-// The interface of a kernel and its memory, which the loader runs.
+// The interface through which the loader runs a kernel and allocates its memory.
 #ifndef PITORCH_LIBRARY_HPP
 #define PITORCH_LIBRARY_HPP
 

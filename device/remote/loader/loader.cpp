@@ -15,7 +15,7 @@
 //   opencl DEVICE DIGEST NAME GLOBAL... LOCAL... BYTES + options, newline, source
 //                                 ok KEPT SECONDS BACKEND   an OpenCL kernel; three sizes each; KEPT is
 //                                                      1 if its binary is from an earlier session
-//   array KIND BYTES SHAPE...     ok NUMBER            zeroed, aligned to 64 bytes
+//   array KIND BYTES SHAPE...     ok NUMBER            a new array, zeroed, aligned to 64 bytes
 //   write NUMBER BYTES + content  ok
 //   read NUMBER                   ok BYTES + content
 //   keep DIGEST BYTES + content   ok                   a model's parameters, to a file that stays on the board
@@ -180,7 +180,7 @@ class Words {
   }
 
   std::string text() {
-    if (!more()) throw Failure("protocol", "a word is missing or is not a number");
+    if (!more()) throw Failure("protocol", "a word of the request is missing or is not a number");
     const std::size_t begin = position_;
     position_ = std::min(line_.find(' ', begin), line_.size());
     return line_.substr(begin, position_ - begin);
@@ -192,7 +192,7 @@ class Words {
     T value{};
     const auto read = std::from_chars(word.data(), word.data() + word.size(), value);
     if (read.ec != std::errc() || read.ptr != word.data() + word.size())
-      throw Failure("protocol", "a word is missing or is not a number");
+      throw Failure("protocol", "a word of the request is missing or is not a number");
     return value;
   }
 
@@ -209,7 +209,7 @@ std::string decimal(double value) {
 
 // ------------------------------------------------------------------------------------- the kernel
 
-// Without a handle, the function searches the kernel that is linked in.
+// Without a handle, the function searches the kernel that is linked into the loader.
 void *lookUp(void *handle, const char *name) {
   return handle != nullptr ? dlsym(handle, name) : pitorch_linked(name);
 }
@@ -603,7 +603,7 @@ class Session {
   std::vector<Array> arrays_;
 };
 
-// Waits for the lock. The file contains the process ID of the lock's holder.
+// Waits for the lock. The lock file contains the process ID of the session that holds the lock.
 bool locked(const char *path, double queueSeconds) {
   // Does not follow links: in /tmp, another user could have created a link to one of this user's files.
   const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -636,7 +636,8 @@ bool locked(const char *path, double queueSeconds) {
   return true;  // the file stays open and locked until this process exits
 }
 
-// Ends the session if the client disconnects while a kernel runs. Otherwise, readAll() detects this within the second.
+// Ends the session if the client disconnects while a kernel runs. If no kernel runs, readAll() detects this during the
+// pause of one second.
 void watchClient() {
   std::thread([] {
     pollfd input = {STDIN_FILENO, POLLRDHUP, 0};

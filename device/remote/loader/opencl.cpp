@@ -201,7 +201,7 @@ std::vector<cl_device_id> allDevices() {
     require(api().clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, devices, found.data() + before, nullptr),
             "clGetDeviceIDs");
   }
-  if (found.empty()) throw Failure("no-device", "no device of these drivers: " + drivers);
+  if (found.empty()) throw Failure("no-device", "these drivers have no device: " + drivers);
   return found;
 }
 

@@ -82,7 +82,7 @@ class _Builder:
         return self.torch.fx.GraphModule(self.root, self.graph).eval()
 
     def _value(self, item: Any) -> Any:
-        """An argument of a call. Records of the description are replaced by the tensors and torch constants."""
+        """An argument of a call, in which records of the description are replaced by tensors and torch constants."""
         if isinstance(item, list):
             return [self._value(each) for each in item]
         if not isinstance(item, dict):
@@ -280,7 +280,7 @@ def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _limits_in_order(torch: Any) -> bool:
-    """Whether relu6 keeps the order of a quantized image in channels_last. Upstream's torch with QNNPACK does not."""
+    """Whether relu6 keeps the order of elements in a quantized channels_last image; upstream's QNNPACK does not."""
     x = torch.quantize_per_tensor(torch.arange(8.0).reshape(1, 2, 2, 2), 0.5, 0, torch.quint8)
     found = torch.nn.functional.relu6(x.contiguous(memory_format=torch.channels_last))
     return bool(torch.equal(found.dequantize(), torch.nn.functional.relu6(x.dequantize())))
@@ -427,7 +427,7 @@ def forked(action: Callable[[], Mapping[str, Any]], deadline: float, limit_s: fl
 def answer(request: bytes, deadline: float, limit_s: float) -> dict[str, Any]:
     """The results for all precisions."""
     try:
-        import torch  # before the processes fork, because it takes most of the time
+        import torch  # once, before the processes fork, because the import takes most of the time
     except Exception as fault:
         version = platform.python_version()
         where = f"{sys.executable} ({version})"
@@ -484,7 +484,7 @@ def main() -> None:
     path, queue_s, session_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     if not locked(path, queue_s):
         raise SystemExit(1)
-    # This alarm is for the time when this process does not wait for another one, for example if an import blocks.
+    # The alarm ends this process while it does not wait for a child process, for example if an import blocks.
     signal.alarm(math.ceil(session_s) + 5)
     deadline = time.monotonic() + session_s
     model = Path("/proc/device-tree/model")
