@@ -139,11 +139,6 @@ class Result:
             record["unmet"],
         )
 
-    @property
-    def is_final(self) -> bool:
-        """Whether all tests ran, and none failed without a reason."""
-        return not self.ended and not self.counts.get("failed", 0)
-
     def record(self) -> dict[str, Any]:
         """Return the result as JSON."""
         return {
@@ -218,9 +213,18 @@ class Report:
                 report.results = {item["file"]: Result.parse(item) for item in document["files"]}
         return report
 
-    def is_final(self, item: Part) -> bool:
-        """Return whether the file or part needs no further run."""
-        return str(item) in self.results and self.results[str(item)].is_final
+    def is_final(self, item: Part, reasons: Reasons) -> bool:
+        """Return whether all tests of the file or part ran, and ``reasons`` still explains each failure and omission.
+
+        A file with patterns that matched no test is run again, because the patterns may have been corrected.
+        """
+        result = self.results.get(str(item))
+        return (
+            result is not None
+            and not (result.ended or result.counts.get("failed", 0) or result.unmet)
+            and all(_reason(test, reasons.explained) for test in result.explained)
+            and all(_reason(test, reasons.left_out) for test in result.left_out)
+        )
 
     def add(self, result: Result) -> None:
         """Add a result, and write the file."""
@@ -256,7 +260,8 @@ def run_tests(
                 fix=f"the files are in {folder}",
             )
         report = Report.read(config.target_root / "torch" / "upstream-tests.json", context)
-        to_run = [item for item in wanted if names or not report.is_final(item)]
+        reasons = Reasons(data["explained"], data["left_out"])
+        to_run = [item for item in wanted if names or not report.is_final(item, reasons)]
         if len(to_run) < len(wanted):
             skipped = f"{len(wanted) - len(to_run)} of {len(wanted)} files skipped"
             progress.say(f"{skipped}: passed earlier with the same torch; to repeat them, delete {report.path}")
@@ -264,7 +269,6 @@ def run_tests(
             with files.scratch_folder(context.root, "upstream") as scratch:
                 packages = fetch_packages(data["packages"], scratch / "packages", context.log("upstream"))
                 shutil.copy(_PLUGIN, packages)
-                reasons = Reasons(data["explained"], data["left_out"])
                 _run_all(context, folder, packages, scratch, to_run, reasons, limit_s, report.add)
     results = [report.results[str(item)] for item in wanted]
     outcome = Outcome(results, report.path)

@@ -145,10 +145,23 @@ def test_only_results_of_the_same_torch_are_kept(wheel: str, tmp_path: Path, mon
     monkeypatch.setattr(Context, "client", None)
     monkeypatch.setattr(upstream, "run_in", lambda *_, **__: Ran(f"a warning\n{wheel}\n", 1.0))
     read = upstream.Report.read(report.path, Context(load_config({})))
-    assert [read.is_final(upstream.Part.parse(name)) for name in done] == [wheel == "same", False, False]
+    final = [read.is_final(upstream.Part.parse(name), upstream.Reasons({})) for name in done]
+    assert final == [wheel == "same", False, False]
     assert [item.record() for item in read.results.values()] == [
         item.record() for item in done.values() if wheel == "same"
     ]
+
+
+def test_removed_reasons_cause_another_run(tmp_path: Path) -> None:
+    item = upstream.Part("a.py")
+    report = upstream.Report(tmp_path / "report.json", "same", True, {})
+    report.add(upstream.Result("a.py", {"passed": 1}, {}, {"a.py::b": "32 bits"}, "", 9.0, {"a.py::c": "too long"}))
+    explained, left_out = {"a.py::b": "32 bits"}, {"a.py::c": "too long"}
+    assert report.is_final(item, upstream.Reasons(explained, left_out))
+    assert not report.is_final(item, upstream.Reasons({}, left_out))
+    assert not report.is_final(item, upstream.Reasons(explained))
+    report.add(upstream.Result("a.py", {"passed": 1}, {}, {}, "", 9.0, unmet=["a.py::tset"]))
+    assert not report.is_final(item, upstream.Reasons({})), "a pattern that matched no test may have been corrected"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"torch": "same", "files": [{}]}'])
