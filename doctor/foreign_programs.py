@@ -71,7 +71,7 @@ def check_listing(folder: Path) -> Finding:
     try:
         status = subprocess.run([program, listed], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode
     except (OSError, subprocess.TimeoutExpired) as fault:
-        return fail(name, done, f"the program does not run: {fault}", "first fix what the check '32-bit ARM program' reports")
+        return fail(name, done, f"the program does not run: {fault}", "first fix '32-bit ARM program' (see above)")
     if status == 0:
         return ok(name, done, "all entries fit into 32-bit fields")
     if status == probe.EOVERFLOW:
