@@ -166,7 +166,7 @@ void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c
       if (std::strstr(e.what(), "internal compiler error") != nullptr) differ(c, level, e.what());
       if (std::getenv("QPU_FUZZ_TELL") != nullptr)
         (void)std::fprintf(stderr, "level %d: %s\n", level, e.what());
-      if (isAccepted) differ(c, level, std::string("refused, but not by a lower level: ") + e.what());
+      if (isAccepted) differ(c, level, std::string("rejected, but a lower level accepted it: ") + e.what());
       continue;
     }
     isAccepted = true;

@@ -74,7 +74,7 @@ inline Word sum(Word a, Word b) {
     large = small;
     small = other;
   }
-  // If an operand is this far below the last bit of the other operand, it affects only the
+  // If an operand is this many bits below the last bit of the other operand, it affects only the
   // direction of rounding.
   constexpr int kFar = 36;
   if (large.exponent - small.exponent > kFar) small = {small.negative, 1, large.exponent - kFar};

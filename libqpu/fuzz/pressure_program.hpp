@@ -44,8 +44,8 @@ enum class Kind : std::uint8_t {
   // Counts variable `target` down from `expression`, in a While loop if `variant` is 0, and in a
   // For loop otherwise.
   Loop,
-  // Stores `expression` to scratch slot `target`; variant 0: waits, 1: does not wait, 2: only
-  // `words` words.
+  // Stores `expression` to scratch slot `target`. Variant 0 waits, variant 1 does not wait, and
+  // variant 2 stores only `words` words.
   Store,
   Gather,                 // requests the input words that `expression` selects
   Receive                 // receives a vector into variable `target`

@@ -24,9 +24,9 @@ QPU_C_API const char *qpu_version(void);
  * QPU_BACKEND names an unknown backend or a backend that does not work on this machine. */
 QPU_C_API const char *qpu_backend_name(void);
 
-/* Returns a sentence that says why this backend was selected. If qpu_backend_name() returns NULL,
- * the sentence says what is wrong and which names are valid. The result is never NULL. The text is
- * valid until this thread calls qpu_backend_name() or qpu_backend_reason() again. */
+/* Returns a sentence that says why the current backend was selected. If qpu_backend_name() returns
+ * NULL, the sentence says what is wrong and which names are valid. The result is never NULL, and it
+ * is valid until this thread calls qpu_backend_name() or qpu_backend_reason() again. */
 QPU_C_API const char *qpu_backend_reason(void);
 
 /* Returns the error message of this thread's last failed call, or "" if no call has failed. The
@@ -40,7 +40,7 @@ QPU_C_API const char *qpu_last_error_class(void);
 /* Frees the result of a function whose documentation requires qpu_free(). NULL is allowed. */
 QPU_C_API void qpu_free(void *memory);
 
-/* Returns the report that qpu-info prints: text if `json` is 0, otherwise a JSON object. `root`
+/* Returns the report that qpu-info prints, as text if `json` is 0, or as a JSON object. `root`
  * is the directory that contains /proc, /dev and /boot. If `root` is "/" or NULL, the report also
  * includes information that is read from the hardware. Free the result with qpu_free(). Returns
  * NULL on failure. */
@@ -55,8 +55,8 @@ typedef struct qpu_buffer qpu_buffer;
 QPU_C_API qpu_buffer *qpu_buffer_new(size_t bytes);
 QPU_C_API void qpu_buffer_delete(qpu_buffer *buffer);
 QPU_C_API size_t qpu_buffer_bytes(const qpu_buffer *buffer);
-/* Returns the address at which the CPU accesses the buffer, a multiple of 64. On hardware the
- * memory is uncached: access words in ascending order, or copy whole blocks with the two copy
+/* Returns the address at which the CPU accesses the buffer. It is a multiple of 64. On hardware,
+ * the memory is uncached: access words in ascending order, or copy whole blocks with the two copy
  * functions below. */
 QPU_C_API void *qpu_buffer_data(const qpu_buffer *buffer);
 /* Returns the bus address at which the QPUs access the buffer. */
@@ -102,13 +102,13 @@ QPU_C_API int qpu_program_run(qpu_program *program, int qpus, const uint32_t *ar
 QPU_C_API int qpu_program_run_raw(qpu_program *program, int qpus, const uint32_t *uniforms,
                                   size_t count);
 
-/* If `on` is not 0, later runs on the emulator count how often each instruction executes. */
+/* If `on` is not 0, later runs on the emulator count how often each instruction is executed. */
 QPU_C_API void qpu_program_profile(qpu_program *program, int on);
 
 /* Statistics of a run on the emulator. The statistics come from the emulator's model of a board and
  * were not measured on hardware. All values except `clocks` and `seconds` are sums over the QPUs.
- * `seconds` is the time that the kernel alone takes. The last two members are the additional time
- * for the number of launches in `launches`, on each hardware backend. */
+ * `seconds` is the time that the kernel alone takes. The last two members are the additional times
+ * that `launches` launches take on vc4-registers and on vc4-mailbox. */
 struct qpu_cycles {
   uint64_t instructions;
   uint64_t clocks;
@@ -145,10 +145,10 @@ QPU_C_API int qpu_model_parameter(const char *name, double *value);
 QPU_C_API char *qpu_program_listing(const qpu_program *program);
 
 /* Returns one line per instruction word. Each line contains the word's number, the word itself,
- * and the text that qpu_assemble() translates to this word. Free the result with qpu_free().
+ * and the text that qpu_assemble() assembles to this word. Free the result with qpu_free().
  * Returns NULL on failure. */
 QPU_C_API char *qpu_disassemble(const uint64_t *words, size_t count);
-/* Translates text to instruction words. Each line of the text is one instruction, without the
+/* Assembles text to instruction words. Each line of the text is one instruction, without the
  * number and the word that qpu_disassemble() prints; '#' starts a comment. Writes at most `room`
  * words. Returns the total number of words, or -1 on failure. */
 QPU_C_API long qpu_assemble(const char *text, uint64_t *words, size_t room);

@@ -1,5 +1,5 @@
-/* The C interface of the kernel library. The header qpu/kernels.h documents what the functions
- * with the same names compute, the valid ranges and the error bounds.
+/* The C interface of the kernel library. The header qpu/kernels.h documents the functions with the
+ * same names: what they compute, their valid ranges and their error bounds.
  *
  * A pointer is the CPU's address of an element in a qpu_buffer or SharedArray, or a bus address
  * cast to a pointer. `qpus` is 1..12, or 0 to let the library choose. All functions

@@ -43,7 +43,7 @@ Choice best() {
   for (const Known& k : kBackends) {
     const std::string fault = faultOf(k.kind);
     if (fault.empty())
-      return {k.name.data(), k.kind, why + "; using the " + std::string(k.name)};
+      return {k.name.data(), k.kind, why + "; using backend " + std::string(k.name)};
     // If the same reason applies to both hardware backends, report it only once.
     if (fault != last) why += "; " + std::string(k.name) + ": " + fault;
     last = fault;

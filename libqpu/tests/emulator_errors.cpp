@@ -249,7 +249,7 @@ TEST_CASE("lenient mode reports uncertain uses as warnings") {
   twice(toB(address::kVpmSetup), toB(address::kDmaAddress), storeSetup(1, 16, 0), kOut, 64);
   code << readB(address::kDmaWait);
   code.end();
-  says(failure(code), "a DMA load is started without a wait for the previous one, started by "
+  says(failure(code), "a DMA load is started without a wait for the previous one, which was started by "
                       "instruction 1 (ldi vpm_ld_addr, 0x40000000). With QPU_EMULATOR=lenient "
                       "this is a warning");
   const Result result = run(code, lenient);
@@ -258,7 +258,7 @@ TEST_CASE("lenient mode reports uncertain uses as warnings") {
   REQUIRE(result.report.warnings.size() == 2);
   says(result.report.warnings[0],
        "kernel '', QPU 0, instruction 2 (ldi vpm_ld_addr, 0x40000040): a DMA load is started "
-       "without a wait for the previous one, started by instruction 1 (ldi vpm_ld_addr, "
+       "without a wait for the previous one, which was started by instruction 1 (ldi vpm_ld_addr, "
        "0x40000000); assumed: the QPU waits until the previous one is done");
   says(result.report.warnings[1], "a DMA store is started without a wait");
 
@@ -423,20 +423,20 @@ TEST_CASE("DMA without a wait is an error") {
     first.insert(first.end(), more.begin(), more.end());
     return first;
   };
-  says(errorOf(store), "ends without waiting for a DMA store, started by "
+  says(errorOf(store), "ends without waiting for a DMA store, which was started by "
                        "instruction 5");
   says(errorOf(fetch), "ends without waiting for a DMA load");
   says(errorOf(then(store, store)), "a DMA store is started without a wait");
   says(errorOf(then(fetch, fetch)), "a DMA load is started without a wait");
   says(errorOf(then(store, {load(toB(address::kVpmSetup), rows32(0)), write(address::kVpm)})),
-       "the VPM is written at a word of a DMA store without a wait for that store");
+       "a VPM word of a DMA store is written without a wait for that store");
   passes(then(store, {load(toB(address::kVpmSetup), rows32(1)), write(address::kVpm),
                       readB(address::kDmaWait)}));
   says(errorOf(then(fetch, {load(toA(address::kVpmSetup), rows32(1, 1))})),
-       "the VPM is read at a word of a DMA load");
+       "a VPM word of a DMA load is read");
   says(errorOf(then(fetch, {load(toB(address::kVpmSetup), storeSetup(1, 16, 1)),
                             load(toB(address::kDmaAddress), kOut)})),
-       "a DMA store uses words of the VPM of a DMA load");
+       "a DMA store uses VPM words of a DMA load");
   // These words of a store are read before the wait.
   says(errorOf(then(store, {load(toR(0), kOut), tmu(), signal(Signal::LoadTmu0),
                             move(toR(1), r(4)), add(AddOp::Add, toR(1), r(4), r(0))})),
@@ -518,8 +518,8 @@ TEST_CASE("reading stale cache contents after a store is an error") {
   p[4].immediate = kOut;
   p[6].immediate = kOut + 32;
   says(errorOf(p), "came from bus address 0x40100020, written by QPU 0, instruction 8 (ldi vpm");
-  says(errorOf(p), "after a cache had fetched its cache line, so that hardware can still return the "
-                   "old data; read it by DMA, or in another launch");
+  says(errorOf(p), "after a cache had fetched its cache line, so hardware can still return the "
+                   "old data; read the data by DMA, or in another launch");
   p.pop_back();
   passes(p);  // because the loaded word is not used
 }

@@ -91,11 +91,11 @@ TEST_CASE("a Pi 4 and a Pi 5 are rejected by name") {
   four.board("Raspberry Pi 4 Model B Rev 1.1", "bcm2711", "c03111");
   CHECK(four.readBoard().soc == Soc::Unsuitable);
   CHECK(names(four.obstacles(),
-              "Raspberry Pi 4 Model B Rev 1.1 (BCM2711) has a VideoCore VI, which libqpu does not drive",
+              "Raspberry Pi 4 Model B Rev 1.1 (BCM2711) has a VideoCore VI, which libqpu does not support",
               "Raspberry Pi 1, 2, 3 or Zero"));
   Tree five;
   five.board("Raspberry Pi 5", "bcm2712", "d04170");
-  CHECK(names(five.obstacles(), "VideoCore VII, which libqpu does not drive", "interpreter"));
+  CHECK(names(five.obstacles(), "VideoCore VII, which libqpu does not support", "interpreter"));
   Tree keyboard;
   keyboard.board("Raspberry Pi 500 Rev 1.0", "bcm2712", "d04190");
   CHECK(keyboard.readBoard().revision->model == "500");

@@ -46,7 +46,7 @@ TEST_CASE("a listing shows instructions and their sources") {
         "# gather at rot3d.cpp:12\n"
         " 2   8  1002482121027db6  fadd r0, ra0, ra0; fmul r1, ra0, ra0\n"
         " 3  12  f0f809e7ffffffd8  brr -40  # to 2\n"
-        "# of the compiler\n"
+        "# added by the compiler\n"
         " 4  16  100009e7009e7000  nop\n"
         " 5  20  100009e7009e7000  nop\n"
         " 6  24  a00009e7009e7000  nop; ldtmu0\n"
@@ -75,12 +75,12 @@ TEST_CASE("a listing shows the counts of a profiled run") {
 
 TEST_CASE("incomplete objects can be listed") {
   Object o;
-  CHECK(listing(o).find("# kernel without name: 0 instructions") == 0);
+  CHECK(listing(o).find("# kernel without a name: 0 instructions") == 0);
   o.words = {0};
   CHECK(listing(o).find("0  0  0000000000000000  nop; bkpt\n") != std::string::npos);
   o.siteOf = {7};  // this site does not exist
   CHECK(listing(o).find("0  0  0000000000000000  nop; bkpt\n") != std::string::npos);
   const std::vector<Cycles> none;
   CHECK_THROWS_WITH_AS((void)listing(o, &none),
-                       "a profile of 0 instructions for a kernel of 1", std::invalid_argument);
+                       "the profile has 0 instructions, but the kernel has 1", std::invalid_argument);
 }

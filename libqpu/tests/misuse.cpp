@@ -82,7 +82,7 @@ TEST_CASE("For requires all its parts") {
                    qpu::End_();
                  }),
                  "has no body"));
-  CHECK(contains(refused([] { qpu::ForBody_(); }), "no For without a body"));
+  CHECK(contains(refused([] { qpu::ForBody_(); }), "no open For that still needs a body"));
 }
 
 TEST_CASE("receive without gather is an error") {

@@ -124,7 +124,7 @@ TEST_CASE("invalid files are rejected with the reason") {
   const Folder folder;
   const std::string kernel = qpu::code::save(hazard());
   CHECK(run({folder.write("torn", kernel.substr(0, kernel.size() - 8))}).errors.find(
-            "is a kernel that is damaged or from another version of libqpu") != std::string::npos);
+            "is a saved kernel that is damaged or was saved by another version") != std::string::npos);
   // Read the same bytes as raw words.
   const std::string whole = folder.write("whole", kernel.substr(0, kernel.size() / 8 * 8));
   CHECK(run({"--raw", whole}).code == 0);

@@ -21,7 +21,7 @@ struct Cycles {
   std::uint64_t memoryReadBytes;
   std::uint64_t memoryWriteBytes;
   std::uint64_t launches;
-  // The additional time for this number of launches on each hardware backend.
+  // The additional times that `launches` launches take on vc4-registers and on vc4-mailbox.
   double registersLaunchSeconds;
   double mailboxLaunchSeconds;
 

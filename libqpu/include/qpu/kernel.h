@@ -20,8 +20,8 @@ namespace qpu {
 
 namespace detail {
 
-// For a parameter of type T: the type of the argument that the caller passes, and the argument's
-// conversion to a uniform.
+// For a parameter of type T, defines the type of the argument that the caller passes, and converts
+// this argument to a uniform.
 template <typename T>
 struct Argument;
 template <>
@@ -143,8 +143,8 @@ class Kernel {
     return text.get();
   }
   void dump(std::FILE* file = stdout) const { (void)std::fputs(listing().c_str(), file); }
-  // Enables counters for each instruction during later calls on the emulator. The counters make
-  // these calls slower.
+  // Enables or disables execution and stall counters for each instruction. They apply to later
+  // calls on the emulator and make these calls slower.
   void setProfiling(bool on) { profiling_ = on; }
   // Returns the statistics of the most recent emulator call through any copy of this kernel.
   Cycles cycles() const { return detail::programCycles(*program_); }
@@ -160,7 +160,7 @@ class Kernel {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
     detail::launch(*program_, qpus_, uniforms.data(), sizeof...(Ts), profiling_);
   }
-  // The same as operator(); programs for QPULib also use this name.
+  // The same as operator(). Programs that were written for QPULib also use this name.
   void call(typename detail::Argument<Ts>::Host... arguments) const { (*this)(arguments...); }
 
  private:

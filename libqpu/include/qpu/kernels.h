@@ -72,9 +72,9 @@ QPU_API void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus = 0);
 QPU_API void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha = 1,
                     float beta = 0, int qpus = 0);
 
-// Computes the softmax of each row, in place. If a row contains NaN or +Inf, or only -Inf, all
-// its results are NaN. rowStride is the distance between rows both in the input and in the
-// output.
+// Computes the softmax of each row, in place. If a row contains NaN or +Inf, or if all its
+// elements are -Inf, its results are NaN. rowStride is the distance between rows both in the input
+// and in the output.
 QPU_API void softmax(Floats out, Floats a, int rows, int columns, int rowStride, int qpus = 0);
 
 // The geometry of a convolution or pooling operation on images [batch][channels][height][width].

@@ -26,11 +26,11 @@ inline void Else_(Location where = QPU_HERE) { detail::beginElse(where); }
 inline void End_(Location where = QPU_HERE) { detail::end(where); }
 
 // Requests the word at each of the 16 addresses in p, without waiting. The low two bits of an
-// address are ignored. At most 4 requests can be outstanding. The limit is 8 if the kernel does not
-// read *p while requests are outstanding, and if the compiler can make gathers and receives
-// alternate between the two TMUs. The second condition requires that the number of outstanding
-// requests at each point in the kernel is the same on all paths, and that each loop iteration
-// issues an even number of requests.
+// address are ignored. At most 4 requests can be outstanding. The limit is 8 if two conditions are
+// met: the kernel does not read *p while requests are outstanding, and the compiler can make
+// gathers and receives alternate between the two TMUs. The second condition requires that the
+// number of outstanding requests at each point in the kernel is the same on all paths, and that
+// each loop iteration issues an even number of requests.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
   detail::gather(p.node(), detail::Element<T>::type(), where);

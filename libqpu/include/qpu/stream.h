@@ -24,7 +24,7 @@ constexpr int kInFlight = 8;
 // The number of VPM rows that kernels use directly. These rows are divided equally among the QPUs.
 // The compiler uses rows 52 and above.
 constexpr int kVpmRows = 48;
-// The number of vectors in a block, which one DMA transfer stores. Starting a transfer costs as
+// The number of vectors in a block. One DMA transfer stores a block. Starting a transfer takes as
 // much time as storing many rows. A few QPUs with long blocks therefore store more vectors in the
 // same time than all QPUs with short blocks. This result comes from the cycle model; it was not
 // measured on hardware.

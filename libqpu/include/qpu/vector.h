@@ -236,8 +236,8 @@ inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FM
 
 // Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x and log2(|x|). For x = 0 their
 // results are Inf, Inf, about 1 and -Inf. The typical relative error is 3e-5, and the maximum is
-// 1e-4. For log2 results below 1, these figures are absolute errors. Except for log2, results
-// that are powers of two are not exact either. The interpreter and the emulator produce identical
+// 1e-4. For log2 results below 1, these figures are absolute errors. Except for log2, even
+// results that are powers of two are not exact. The interpreter and the emulator produce identical
 // bits, but a board produces different bits. qpu/math.h has functions with errors of a few ulp.
 // Source: samples and hardware tests published by VC4C and py-videocore.
 inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }

@@ -7,7 +7,7 @@
 //
 // In a kernel that uses any of these functions, row 63 - me() is reserved: the compiler uses it for
 // store(), for `*p = x`, and to read *p if a store may precede the read. The compiler never uses
-// rows 0 to 51, and it does not change the kernel's windows and setups.
+// rows 0 to 51, and it does not change the kernel's windows or setups.
 #ifndef QPU_VPM_H
 #define QPU_VPM_H
 

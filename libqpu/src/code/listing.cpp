@@ -53,8 +53,8 @@ class Listing {
         instructionWidth_(digits(object.words.size())) {
     if (profile == nullptr) return;
     if (profile->size() != object.words.size())
-      throw std::invalid_argument("a profile of " + counted(profile->size(), "instruction") +
-                                  " for a kernel of " + std::to_string(object.words.size()));
+      throw std::invalid_argument("the profile has " + counted(profile->size(), "instruction") +
+                                  ", but the kernel has " + std::to_string(object.words.size()));
     for (const Cycles& c : *profile) {
       executed_ += c.executed;
       stalled_ += c.stalled;
@@ -75,7 +75,7 @@ class Listing {
 
  private:
   void head() {
-    out_ += "# kernel " + (object_.name.empty() ? "without name" : object_.name) + ": " +
+    out_ += "# kernel " + (object_.name.empty() ? "without a name" : object_.name) + ": " +
             counted(object_.words.size(), "instruction") + ", " +
             counted(object_.uniforms.size(), "uniform") + ", " +
             counted(object_.spillBytes, "byte") + " of spills per QPU" +
@@ -94,7 +94,7 @@ class Listing {
   void site(std::size_t n) {
     const std::uint32_t now = siteOf(n);
     if (now == (n == 0 ? Object::kNoSite : siteOf(n - 1))) return;
-    out_ += "# " + (now == Object::kNoSite ? "of the compiler" : object_.sites[now].description) +
+    out_ += "# " + (now == Object::kNoSite ? "added by the compiler" : object_.sites[now].description) +
             "\n";
   }
 

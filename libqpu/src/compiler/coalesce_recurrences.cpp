@@ -29,9 +29,9 @@ class RecurrenceCoalescer {
   }
 
  private:
-  // The positions of the next read and the next write of a register that is live across blocks.
+  // The positions of a later read and the next write of a register that is live across blocks.
   struct NextAccess {
-    std::uint32_t read = kNever;  // the last read before the next write
+    std::uint32_t read = kNever;  // a read before the next write, or kNever
     std::uint32_t write = kNever;
   };
 

@@ -75,11 +75,11 @@ std::string Machine::describe(const Poison& p) const {
       return where + "outside of every SharedArray; " + memory_.nearest(p.address);
     case Poison::Kind::Stale:
       return where + "written by " + describeWriter(p.writer) +
-             " after a cache had fetched its cache line, so that hardware can still return the old "
-             "data; read it by DMA, or in another launch";
+             " after a cache had fetched its cache line, so hardware can still return the old "
+             "data; read the data by DMA, or in another launch";
     case Poison::Kind::Unordered:
       return where + "which might not have been written yet by " + describeWriter(p.writer) +
-             ": no wait for that DMA store and no semaphore or mutex orders the accesses";
+             ": the accesses are not ordered by a wait for that DMA store, a semaphore or the mutex";
   }
   return where;
 }

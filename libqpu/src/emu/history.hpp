@@ -128,7 +128,7 @@ class History {
   std::array<std::vector<std::uint32_t>, kThreads> started_;
   std::vector<Shadow> regions_;
   std::vector<std::uint32_t> opened_;         // regions that have pages
-  std::vector<std::unique_ptr<Page>> spare_;  // blank pages
+  std::vector<std::unique_ptr<Page>> spare_;  // cleared pages for reuse
   std::array<Tag, kVpmWords> vpm_{};
 };
 

@@ -353,7 +353,7 @@ void Machine::writeResults(Qpu& q, const Op& op, std::uint32_t at, const Vector&
 }
 
 // Sets the flags from the result of the ADD ALU, or of the MUL ALU if the ADD ALU does nothing.
-// Only elements whose condition holds change.
+// Changes the flags of only those elements for which the condition holds.
 void Machine::setFlags(Qpu& q, const Op& op, const Instruction& i, const Vector& x,
                        const Vector& y, Mask whereX, Mask whereY) {
   const bool alu = i.form == Form::Alu;
@@ -423,7 +423,7 @@ void Machine::end(Qpu& q, std::uint32_t at) {
   if (!q.load.awaited || !q.store.awaited)
     fail<ExecutionError>(q, at,
                          std::string("the program ends without waiting for a DMA ") +
-                             (q.load.awaited ? "store" : "load") + ", started by " +
+                             (q.load.awaited ? "store" : "load") + ", which was started by " +
                              describe((q.load.awaited ? q.store : q.load).startedAt));
   if (q.reads.left != 0)
     fail<ExecutionError>(q, at,

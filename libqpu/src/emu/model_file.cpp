@@ -80,7 +80,7 @@ class Reader {
     if (found == nullptr)
       fail("'" + value + "' is not a board of the emulator; valid boards are pi1, zero, pi2, pi3, zero2");
     if (isChosen_ && value != board_.name)
-      fail("the file is for board " + value + ", and QPU_BOARD is " + board_.name +
+      fail("the file is for board " + value + ", but QPU_BOARD is " + board_.name +
            "; unset QPU_BOARD or use another file");
     board_ = *found;
   }

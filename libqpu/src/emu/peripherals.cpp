@@ -224,8 +224,8 @@ void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
         const std::uint32_t p = w.place(e).word;
         if ((q.load.words[p / kVpmColumns] >> p % kVpmColumns & 1U) != 0)
           fail<ExecutionError>(q, at,
-                               "the VPM is read at a word of a DMA load without a wait for that "
-                               "load, started by " +
+                               "a VPM word of a DMA load is read without a wait for that load, "
+                               "which was started by " +
                                    describe(q.load.startedAt));
       }
   } else if (word >> 28U == pitch) {
@@ -311,10 +311,10 @@ void Machine::writeVpm(Qpu& q, std::uint32_t at, const Vector& v) {
       const std::uint32_t p = q.writes.place(e).word;
       if ((dma->words[p / kVpmColumns] >> p % kVpmColumns & 1U) != 0)
         fail<ExecutionError>(q, at,
-                             std::string("the VPM is written at a word of a DMA ") +
-                                 (dma == &q.store ? "store without a wait for that store"
-                                                  : "load without a wait for that load") +
-                                 ", started by " +
+                             std::string("a VPM word of a DMA ") +
+                                 (dma == &q.store ? "store is written without a wait for that store"
+                                                  : "load is written without a wait for that load") +
+                                 ", which was started by " +
                                  describe(dma->startedAt));
     }
   }
@@ -384,10 +384,10 @@ void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) 
     for (std::uint32_t r = 0; r < kVpmRows; ++r)
       if ((dma.words[r] & other.words[r]) != 0)
         fail<ExecutionError>(q, at,
-                             "a " + what + " uses words of the VPM of a DMA " +
+                             "a " + what + " uses VPM words of a DMA " +
                                  (load ? "store without a wait for that store"
                                        : "load without a wait for that load") +
-                                 ", started by " +
+                                 ", which was started by " +
                                  describe(other.startedAt));
   dma.running = true;
   dma.awaited = false;
@@ -463,7 +463,7 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
 }
 
 std::string Machine::earlierDma(const Dma& dma) const {
-  return " is started without a wait for the previous one, started by " +
+  return " is started without a wait for the previous one, which was started by " +
          describe(dma.startedAt);
 }
 

@@ -114,8 +114,8 @@ inline std::uint32_t fmaxabs(std::uint32_t a, std::uint32_t b) {
 // The special function unit. No table of its results has been published. Samples from hardware
 // differ from the exact results by about 3e-5 (exp2(0) = 1.000031, exp2(2) = 4.000122), and
 // published hardware tests allow 1e-4. Assumption: the significand is the middle of the interval
-// of length 2^-14 that contains the exact result. Results that are powers of two are therefore not
-// exact either. For log2, the error is absolute (log2(2) = 1 and log2(100) = 6.643829 have been
+// of length 2^-14 that contains the exact result. Therefore, even results that are powers of two
+// are not exact. For log2, the error is absolute (log2(2) = 1 and log2(100) = 6.643829 have been
 // published). Assumption: its results are multiples of 2^-15. Both assumptions can be tested with
 // 2^16 samples per function on a board.
 constexpr unsigned kSfuDroppedBits = 9;

@@ -55,7 +55,7 @@ struct Instruction {
   std::uint32_t site = 0;  // index into Code::sites, for instructions that can fail
 };
 
-// The operands of the rarely used instructions that are not vectors.
+// The operands of the rarely used instructions, except the vectors.
 struct Detail {
   Type element = Type::Int;
   Direction direction = Direction::Horizontal;

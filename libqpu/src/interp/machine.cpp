@@ -382,7 +382,7 @@ class Machine {
   void end(Qpu& q, const Instruction& in) {
     if (q.load.running || q.store.running)
       fail<ExecutionError>(q, in.site,
-                           std::string("the kernel ends while a DMA runs; ") +
+                           std::string("the kernel ends while a DMA transfer is running; ") +
                                (q.load.running ? "dmaWaitRead" : "dmaWaitWrite") +
                                " is missing");
     if (q.reads.left != 0)

@@ -15,8 +15,8 @@ namespace qpu::interp {
 // returns, even if the program releases them earlier.
 class Memory {
  public:
-  // The users are numbered from 0. For each user, the object caches the array that the user
-  // accessed last.
+  // A user is an instruction that accesses memory. The users are numbered from 0. For each user,
+  // the object caches the array that the user accessed last.
   explicit Memory(std::size_t users)
       : table_(detail::Heap::instance().table()), last_(users) {}
 

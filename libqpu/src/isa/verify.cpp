@@ -23,7 +23,7 @@ bool isTriggering(std::uint8_t a) {
   return a == address::kTmuNoSwap || a == address::kUniformsAddress || a >= kTlbFirst;
 }
 
-// Returns true if the address is a different register in each file.
+// Returns true if the address refers to a different register in each file.
 bool isSided(std::uint8_t a) {
   return a == address::kVpmSetup || a == address::kDmaAddress || a == 41 || a == kMsFlags;
 }

@@ -17,7 +17,7 @@ constexpr int kColumns = 16 * kChunk;
 // Returns -1 where a < b and 0 elsewhere. The difference must not overflow.
 IntExpr ifBelow(const IntExpr& a, const IntExpr& b) { return (a - b) >> 31; }
 
-// Computes out[segment * m + row], which is the sum over this segment of the row.
+// Computes out[segment * m + row], the dot product of x and the row over this segment's columns.
 void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, Ptr<Float> x,
                      Int groups, Int segments, Int chunksOfSegment) {
   Int chunks = k >> 7;

@@ -105,8 +105,8 @@ Node binary(Op op, Type type, Node a, Node b) {
     r.failHere("vpmGet", Location(),
                "an expression reads " + std::to_string(e.vpmReads) + " vectors, but the VPM has " +
                    std::to_string(kVpmRows) +
-                   "; every use of an expression reads its vectors again, unless the expression is "
-                   "assigned to a variable");
+                   "; every use of an expression reads its vectors again; to read them only once, "
+                   "assign the expression to a variable");
   e.a = a.id;
   e.b = b.id;
   return r.make(e);
@@ -141,7 +141,7 @@ void store(Node value, Node address, bool wait, Location where) {
   if (r.writeStride != 0) return storeWithStride(value, address, wait, r.writeStride, where);
   Statement& s = r.add(StatementKind::Store, wait ? kStoreAssignment : "store", where);
   r.refuseInWhere(s.site,
-                  "a store writes all 16 words; load the old values, select, then store after End");
+                  "a store writes all 16 words; load the old values, use select(), and store after End");
   s.value = r.use(value);
   s.address = r.use(address);
   s.wait = wait;
@@ -151,7 +151,7 @@ void storeFirst(Node value, Node address, Node words, Location where) {
   Recorder& r = Recorder::current();
   Statement& s = r.add(StatementKind::Store, "store", where);
   r.refuseInWhere(s.site,
-                  "a store writes consecutive words; load the old values, select, then store "
+                  "a store writes consecutive words; load the old values, use select(), and store "
                   "after End");
   if (r.writeStride != 0)
     r.fail(s.site, "not allowed with a stride; call setWriteStride(0) before it");

@@ -113,7 +113,7 @@ void Recorder::begin(StatementKind kind, const char* construct, Node condition, 
 void Recorder::beginBody() {
   if (open_.empty() || open_.back().statement.kind != StatementKind::For ||
       open_.back().part != Part::Step)
-    fail(site("ForBody_", Location()), "no For without a body is open");
+    fail(site("ForBody_", Location()), "there is no open For that still needs a body");
   open_.back().part = Part::Body;
 }
 
@@ -123,7 +123,7 @@ void Recorder::beginElse(Location where) {
   Open& o = open_.back();
   if (o.statement.kind != StatementKind::If && o.statement.kind != StatementKind::Where)
     fail(here, "belongs to " + source_.describe(o.statement.site) +
-                   "; only If and Where have an Else");
+                   "; only If and Where can have an Else");
   if (o.part == Part::Else)
     fail(here, source_.describe(o.statement.site) + " already has an Else");
   o.part = Part::Else;

@@ -31,7 +31,7 @@ Node onlyElement(int i) {
 int requireStride(const char* construct, int elements, Location where) {
   Recorder& r = Recorder::current();
   const Site site = r.site(construct, where);
-  r.requireOutermost(site, "it applies to the statements after it in the source, not in order of execution");
+  r.requireOutermost(site, "it takes effect in source order, not in order of execution");
   r.requireRange(site, "the stride", elements, 0, kMostLeftOut);
   return elements;
 }

@@ -57,8 +57,8 @@ std::optional<std::uint32_t> revisionLine(const std::string& cpuinfo) {
   return std::nullopt;
 }
 
-// Reads the revision code that the firmware passes in the device tree. 64-bit kernels do not show
-// the code in /proc/cpuinfo, except the kernels from Raspberry Pi.
+// Reads the revision code that the firmware passes in the device tree. Apart from Raspberry Pi's own
+// kernels, 64-bit kernels do not show the code in /proc/cpuinfo.
 std::optional<std::uint32_t> revisionOfTree(const Root& root) {
   const std::string bytes = root.read("/proc/device-tree/system/linux,revision").value_or("");
   if (bytes.size() != 4) return std::nullopt;
@@ -87,7 +87,7 @@ void classify(Board& b) {
   } else if (b.socName == "BCM2711" || b.socName == "BCM2712") {
     b.soc = Soc::Unsuitable;
     b.verdict = subject + (b.socName == "BCM2711" ? " has a VideoCore VI" : " has a VideoCore VII") +
-                ", which libqpu does not drive: its QPUs have another instruction set";
+                ", which libqpu does not support: its QPUs have a different instruction set";
   } else if (!b.model.empty() || !b.compatible.empty()) {
     b.soc = Soc::Unsuitable;
     b.verdict = (b.model.empty() ? b.compatible.front() : b.model) +

@@ -25,8 +25,8 @@ struct Revision {
 Revision decodeRevision(std::uint32_t code);
 
 enum class Soc : std::uint8_t {
-  Suitable,   // the SoC is a VideoCore IV
-  Unsuitable, // the QPUs have another instruction set, or the board is not a Raspberry Pi
+  Suitable,   // the SoC has a VideoCore IV
+  Unsuitable, // the QPUs have a different instruction set, or the board is not a Raspberry Pi
   Unknown
 };
 

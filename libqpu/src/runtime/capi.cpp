@@ -290,7 +290,7 @@ int qpu_thread_cycles(qpu_cycles* cycles) {
   return guarded(-1, [=] {
     const qpu::Cycles c = qpu::runtime::cyclesOfThread();
     if (*c.board == '\0')
-      qpu::detail::raise<qpu::ArgumentError>("this thread has run nothing on the emulator");
+      qpu::detail::raise<qpu::ArgumentError>("this thread has not run any program on the emulator");
     given(cycles, "cycles") = qpu::runtime::forC(c);
     return 0;
   });

@@ -29,7 +29,7 @@ std::uint32_t flagsFor(const Board& board) {
 
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kPause = std::chrono::microseconds(20);
-// The time for which a terminating process waits for programs that it cannot stop.
+// The maximum time for which a terminating process waits for programs that it cannot stop.
 constexpr auto kLastWait = std::chrono::milliseconds(500);
 
 std::string seconds(std::chrono::nanoseconds time) {
@@ -327,7 +327,7 @@ void Device::launchByRegisters(const std::vector<Start>& starts, const std::stri
     if ((queue & v3d::kQueueError) != 0)
       detail::raise<ExecutionError>("kernel '" + kernel + "': V3D's queue overflowed (" +
                                         v3d_->state() +
-                                        "); another program is launching kernels at the same time",
+                                        "); another program is launching kernels: end that program",
                                     {kernel, "", -1, 0});
     if ((queue >> 16U & 0xffU) == starts.size()) return;
     const auto taken = os_.now() - began;

@@ -1,5 +1,5 @@
 // This machine's VideoCore. Enables the QPUs, allocates GPU memory and launches programs. The
-// state file coordinates these actions with other processes. Not measured on hardware.
+// state file coordinates these actions with other processes. Not verified on a board.
 #ifndef QPU_SRC_RUNTIME_DEVICE_HPP
 #define QPU_SRC_RUNTIME_DEVICE_HPP
 
@@ -24,7 +24,7 @@
 
 namespace qpu::runtime {
 
-// Masks the physical address in a bus address. The two highest bits select the alias.
+// The bits of a bus address that contain the physical address. The other bits select the alias.
 constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
 
 // The machine, or a test double for it.
@@ -86,7 +86,7 @@ class Device : public std::enable_shared_from_this<Device> {
   // performs a test launch.
   const std::string& fault(Method method);
   std::uint32_t clockHz();  // the clock rate of the V3D
-  // IDENT0 and IDENT1; requires access to the registers.
+  // Returns IDENT0 and IDENT1. Requires access to the registers.
   std::pair<std::uint32_t, std::uint32_t> identity();
 
   // Allocates complete pages, which are not filled with zeros. Throws AllocationError if the

@@ -56,12 +56,12 @@ std::vector<Obstacle> obstacles(const Board& board, const System& system) {
   std::vector<Obstacle> found;
   if (system.kms == Kms::Full || system.kms == Kms::Fake)
     found.push_back({std::string("the ") + name(system.kms) +
-                         " KMS driver owns V3D, so that the firmware refuses to enable the QPUs (" +
+                         " KMS driver owns V3D, so the firmware refuses to enable the QPUs (" +
                          system.kmsEvidence + ")",
                      kmsFix(system)});
   else if (const Node* const render = renderNode(system))
-    found.push_back({render->path + " indicates that a kernel driver might own V3D; a launch at "
-                                    "the same time can hang the GPU",
+    found.push_back({render->path + " indicates that a kernel driver might own V3D; a launch while "
+                                    "this driver uses V3D can hang the GPU",
                      "disable the KMS driver and reboot, or unload the vc4 module"});
   if (system.gpuMemoryMib && *system.gpuMemoryMib < kLeastGpuMemoryMib)
     found.push_back({"the GPU has " + std::to_string(*system.gpuMemoryMib) +
@@ -102,7 +102,7 @@ Obstacle mailboxFails(std::uint32_t tag, int error) {
     case ENOTTY:
     case EINVAL: return {what, "/dev/vcio does not belong to a Raspberry Pi kernel; boot a Raspberry Pi kernel"};
     case EPERM:
-    case EACCES: return {what, "use the unrestricted /dev/vcio, as root or in group video"};
+    case EACCES: return {what, "use the unrestricted /dev/vcio; run as root or as a member of group video"};
     case ETIMEDOUT: return {what, "the firmware hangs; reboot"};
     default: return {what, "reboot; if the error persists, update the firmware"};
   }
@@ -123,8 +123,8 @@ Obstacle enableRefused(const System& system) {
     return {what + ": the GPU has " + std::to_string(*system.gpuMemoryMib) + " MiB",
             "set gpu_mem=64 in config.txt (128 for large arrays) and reboot"};
   return {what,
-          "end other programs that use the QPUs; otherwise disable dtoverlay=vc4-kms-v3d and "
-          "dtoverlay=vc4-fkms-v3d, set gpu_mem=64 in config.txt, update the firmware and reboot"};
+          "end other programs that use the QPUs; if there are none, disable dtoverlay=vc4-kms-v3d "
+          "and dtoverlay=vc4-fkms-v3d, set gpu_mem=64 in config.txt, update the firmware and reboot"};
 }
 
 Obstacle noV3d(std::uint32_t ident) {
@@ -134,7 +134,7 @@ Obstacle noV3d(std::uint32_t ident) {
 }
 
 Obstacle v3dBusy(const std::string& registers) {
-  return {"V3D runs a 3D job of another program (" + registers + ")",
+  return {"V3D is running a 3D job of another program (" + registers + ")",
           "end programs that draw with OpenGL ES, and disable the KMS driver"};
 }
 

@@ -66,8 +66,8 @@ Findings findAll(const Host& host) {
     f.v3d.source = "not read: the root is not /";
     return f;
   }
-  // Read the list of users before this process opens the device, so that it does not count
-  // itself.
+  // Read the list of users before this process opens the device, so that the list does not
+  // include this process.
   f.users = usersOf(f.stateFolder);
   f.backends = backendFindings();
   const Opened* const opened = openedDevice();

@@ -25,7 +25,7 @@ std::string text(const Node& n) {
   const char* access = n.readable && n.writable ? "accessible"
                        : n.readable             ? "read-only"
                                                 : "not accessible";
-  return n.mode + " " + n.owner + ", " + access + " for this user";
+  return n.mode + " " + n.owner + ", " + access + " to this user";
 }
 
 std::string joined(const std::vector<std::string>& parts) {

@@ -146,7 +146,7 @@ void requireOwn(int fd, const std::string& path) {
   detail::raise<BackendError>(path + " belongs to user " + std::to_string(s.st_uid) +
                               ", expected user " + std::to_string(self) +
                               ": every user can create files in this folder; remove the file, or "
-                              "let users of the QPUs share /run/qpu: "
+                              "create /run/qpu for the users of the QPUs: "
                               "install -d -m 2770 -g video /run/qpu");
 }
 

@@ -1,4 +1,4 @@
-// The registers of the V3D block, which are accessed through /dev/mem. Not measured on hardware.
+// The registers of the V3D block, which are accessed through /dev/mem. Not verified on a board.
 #ifndef QPU_SRC_RUNTIME_V3D_HPP
 #define QPU_SRC_RUNTIME_V3D_HPP
 

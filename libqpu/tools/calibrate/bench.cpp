@@ -90,9 +90,9 @@ Bench::Bench() {
   backend_ = name;
   if (backend_ == "interpreter")
     throw std::runtime_error(
-        "the backend is the interpreter, which does not count clocks; expected the QPUs of a "
-        "Raspberry Pi (qpu-info prints what prevents their use), or QPU_BACKEND=emulator to read "
-        "the model's own parameters back");
+        "the backend is the interpreter, which does not count clocks; use a Raspberry Pi whose "
+        "QPUs are available (qpu-info prints what prevents their use), or set QPU_BACKEND=emulator to "
+        "read the model's own parameters back");
   buffer_.reset(qpu_buffer_new(kBufferBytes));
   if (!buffer_) failed();
 }

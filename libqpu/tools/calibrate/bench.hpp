@@ -1,5 +1,5 @@
-// Runs QPU assembly programs and measures their time. On the QPUs, this machine's clock measures
-// the time. On the emulator, it is the time in the model.
+// Runs QPU assembly programs and measures their time. On the QPUs, the time is measured with
+// this machine's clock. On the emulator, it is the time in the cycle model.
 #ifndef QPU_TOOLS_CALIBRATE_BENCH_HPP
 #define QPU_TOOLS_CALIBRATE_BENCH_HPP
 
@@ -26,7 +26,7 @@ class Assembly {
   Assembly& operator<<(const std::string& line);
   Assembly& repeat(int times, const std::vector<std::string>& lines);
   Assembly& set(const std::string& to, std::uint32_t value);
-  // Adds a loop that executes r3 times. `body` adds the lines in the loop.
+  // Adds a loop with r3 iterations. `body` adds the lines in the loop.
   Assembly& loop(const std::function<void(Assembly&)>& body);
   int size() const { return static_cast<int>(lines_.size()); }
   // Adds a branch to line `target`, followed by three delay slots.

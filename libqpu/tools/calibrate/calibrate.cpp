@@ -18,8 +18,8 @@ constexpr const char* kHelp =
     "usage: qpu-calibrate [--output FILE]\n"
     "       qpu-calibrate --parameters\n"
     "\n"
-    "Run the ten measurements that determine the parameters of the emulator's cycle\n"
-    "model on this Raspberry Pi's QPUs, and write the results as a file for QPU_MODEL.\n"
+    "Run ten measurements on this Raspberry Pi's QPUs to determine the parameters of the\n"
+    "emulator's cycle model, and write the results in the format of a QPU_MODEL file.\n"
     "With QPU_BACKEND=emulator, read the model's own parameters back; the file is then\n"
     "marked as not measured on hardware.\n"
     "\n"
@@ -57,7 +57,7 @@ void write(const std::string& path, const std::string& text) {
   std::error_code ignored;
   std::filesystem::remove(temporary, ignored);
   throw std::runtime_error("cannot write " + path +
-                           "; expected an existing, writable folder with free space");
+                           "; check that its folder exists, is writable and has free space");
 }
 
 std::string oneLine(std::string text) {
@@ -98,7 +98,7 @@ std::string modelFile(const Provenance& from, const std::vector<Measured>& all) 
       number = m.measurement;
       text << "\n# " << number << ": " << title(number);
       if (m.spread > 0)
-        text << "; repeats differ by " << std::setprecision(2) << 100 * m.spread << " %";
+        text << "; repetitions differ by " << std::setprecision(2) << 100 * m.spread << " %";
       text << "\n";
     }
     if (m.missing.empty())

@@ -25,8 +25,8 @@ constexpr const char* kHelp =
     "raw 64-bit little-endian words. If FILE is -, read standard input.\n"
     "\n"
     "  --raw          read FILE as raw words, even if it starts like a saved kernel\n"
-    "  --fields       print the values of fields without effect, so that the text\n"
-    "                 assembles to the same words: nop; with raddr_a=3\n"
+    "  --fields       also print fields that have no effect, so that the text assembles\n"
+    "                 to the same words; example: nop; with raddr_a=3\n"
     "  --verify       print violations of hardware rules instead of a listing; exit\n"
     "                 with code 1 if there are any\n"
     "  --assemble     read FILE as text, one instruction per line as in a listing, and\n"
@@ -124,7 +124,7 @@ code::Object readProgram(const Options& options, std::istream& in) {
   const std::string name = nameOf(*options.file);
   if (!options.raw && code::looksSaved(data)) {
     if (auto object = code::load(data)) return *object;
-    throw Failure(name + " is a kernel that is damaged or from another version of libqpu");
+    throw Failure(name + " is a saved kernel that is damaged or was saved by another version of libqpu");
   }
   if (data.empty()) throw Failure(name + " is empty");
   if (data.size() % kWordBytes != 0)

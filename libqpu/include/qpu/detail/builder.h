@@ -106,7 +106,7 @@ QPU_API void releaseProgram(const Program* program) noexcept;
 class Recorder;
 
 // Represents one call to compile(). Every construct of the language that this thread executes
-// between construction and finish() is recorded.
+// between the constructor and finish() is recorded.
 class QPU_API Trace {
  public:
   // If `name` is null, the kernel's name is derived from `function`, which can also be null.
