@@ -107,7 +107,7 @@ void saveProgram(const Program& program, const char* path) {
 void requireQpuCount(const Program& program, int n) {
   if (n < 1 || n > kMaxQpus)
     raise<ArgumentError>("kernel '" + program.name() + "': setNumQPUs(" + std::to_string(n) +
-                             "): must be 1..12, because the VideoCore IV has 12 QPUs",
+                             "): the number must be 1..12, because the VideoCore IV has 12 QPUs",
                          {program.name(), "setNumQPUs", -1, 0});
 }
 

@@ -288,12 +288,12 @@ TEST_CASE("lenient mode reports uncertain uses as warnings") {
   CHECK(moved.out[(64 + 16384) / 4 + 5] == 4096 + 5);
   REQUIRE(moved.report.warnings.size() == 2);
   says(moved.report.warnings[0],
-       "a DMA load pitch of 16384 bytes, must be 0..8191; assumed: all 16");
-  says(moved.report.warnings[1], "a DMA store stride of 16384 bytes");
-  says(failure(pitches, [&] { far.lenient = false; return far; }()), "a DMA load pitch of 16384");
+       "a DMA load pitch is 16384 bytes, but must be 0..8191; assumed: all 16");
+  says(moved.report.warnings[1], "a DMA store stride is 16384 bytes");
+  says(failure(pitches, [&] { far.lenient = false; return far; }()), "a DMA load pitch is 16384");
   Code beyond;
   beyond.set(toA(address::kVpmSetup), loadPitch(65536)).end();
-  says(failure(beyond, lenient), "a DMA load pitch of 65536 bytes, must be 0..8191");
+  says(failure(beyond, lenient), "a DMA load pitch is 65536 bytes, but must be 0..8191");
 }
 
 TEST_CASE("an endless loop ends at the clock limit") {
@@ -303,12 +303,12 @@ TEST_CASE("an endless loop ends at the clock limit") {
   setting.limit = 0;
   setting.clockLimit = 400000;
   const std::string text = failure(code, setting);
-  says(text, "kernel '', QPU 0, instruction 3 (nop): the kernel has not finished within 1 ms, 400000 "
+  says(text, "kernel '', QPU 0, instruction 3 (nop): the kernel has not finished within 1 ms (400000 "
              "clocks of the modelled ");
   says(text, ". It loops forever, or QPU_TIMEOUT_MS is too low");
   setting.clockLimit = 250000;
   setting.board = &qpu::emu::kPi1;
-  says(failure(code, setting), "has not finished within 1 ms, 250000 clocks of the modelled ");
+  says(failure(code, setting), "has not finished within 1 ms (250000 clocks of the modelled ");
 }
 
 TEST_CASE("invalid words are errors") {
@@ -328,7 +328,7 @@ TEST_CASE("a launch requires 1 to 12 QPUs") {
   code.end();
   Setting setting;
   setting.uniforms.clear();
-  says(failure<qpu::ArgumentError>(code, setting), "a launch on 0 QPUs: must be 1..12");
+  says(failure<qpu::ArgumentError>(code, setting), "a launch on 0 QPUs: their number must be 1..12");
   setting.uniforms.resize(13);
   says(failure<qpu::ArgumentError>(code, setting), "a launch on 13 QPUs");
   setting.uniforms.resize(12);
@@ -408,9 +408,9 @@ TEST_CASE("DMA beyond its limits is an error") {
   says(errorOf(store(storeSetup(1, 16, 0, 1), kOut)), "exceeds the VPM's 64 rows by 16 columns");
   says(errorOf(fetch(loadSetup(1, 16, 60, 0, false), kIn)), "exceeds the VPM's 64 rows");
   says(errorOf({load(toB(address::kVpmSetup), storeStride(8192))}),
-       "a DMA store stride of 8192 bytes, must be 0..8191");
+       "a DMA store stride is 8192 bytes, but must be 0..8191");
   says(errorOf({load(toA(address::kVpmSetup), loadPitch(8192))}),
-       "a DMA load pitch of 8192 bytes, must be 0..8191");
+       "a DMA load pitch is 8192 bytes, but must be 0..8191");
   says(errorOf({load(toB(address::kVpmSetup), storeSetup(1, 16, 0, 0, true, 1))}), "reserved bits");
 }
 

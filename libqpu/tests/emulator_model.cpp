@@ -338,7 +338,7 @@ TEST_CASE("errors in model files name the line") {
   CHECK(contains(fault("store_ns = 1\nstore_ns = 2"), "line 2: 'store_ns' is set twice"));
   CHECK(contains(fault("board = pi4"), "'pi4' is not a board"));
   CHECK(contains(fault("store_ns = 1\nboard = pi3"), "must come before"));
-  CHECK(contains(fault("board = pi3", true), "is for board pi3, and QPU_BOARD is pi1"));
+  CHECK(contains(fault("board = pi3", true), "is for board pi3, but QPU_BOARD is pi1"));
 }
 
 TEST_CASE("boards are found by name") {

@@ -249,7 +249,7 @@ TEST_CASE("an empty sum is 0, an empty maximum is an error") {
   CHECK(k::dot(nullptr, nullptr, 0) == 0);
   CHECK(k::norm(nullptr, 0) == 0);
   CHECK(test::contains(test::thrown<qpu::ArgumentError>([] { k::max(nullptr, 0); }),
-                       "kernels::max: n is 0, must be at least 1"));
+                       "kernels::max: n is 0, but must be at least 1"));
 }
 
 TEST_CASE("ranges outside of arrays are rejected before running") {
@@ -259,7 +259,7 @@ TEST_CASE("ranges outside of arrays are rejected before running") {
                        "kernels::add: out: 65 elements from "));
   CHECK(test::contains(refused([&] { k::add(a, b.pointer(1), b, 64); }), "a: 64 elements"));
   CHECK(test::contains(refused([&] { k::add(a, b, nullptr, 64); }), "b is null"));
-  CHECK(test::contains(refused([&] { k::add(a, b, b, -1); }), "n is -1, must be at least 0"));
+  CHECK(test::contains(refused([&] { k::add(a, b, b, -1); }), "n is -1, but must be at least 0"));
   CHECK(test::contains(refused([&] { k::relu(a, F::fromAddress(b.getAddress() + 2), 3); }),
                        "not a multiple of 4"));
   CHECK(test::contains(refused([&] { k::sum(F::fromAddress(64), 1); }), "nearest is"));
@@ -399,7 +399,7 @@ TEST_CASE("matmul rejects invalid shapes") {
   CHECK(test::contains(refused([&] { k::matmul(square, square, square, 8, 8, 9); }),
                        "kernels::matmul: a: 65 elements"));
   CHECK(test::contains(refused([&] { k::matmul(k::Matrix(a, 4), square, square, 8, 8, 8); }),
-                       "c's row stride is 4, must be at least "));
+                       "c's row stride is 4, but must be at least "));
   CHECK(test::contains(refused([&] { k::matmul(k::Matrix(a, 1, 8), square, square, 8, 8, 8); }),
                        "c's column stride must be 1"));
   CHECK(test::contains(refused([&] { k::matmul(square, square, square, 8, -8, 8); }), "n is -8"));
@@ -613,7 +613,7 @@ TEST_CASE("conv2d works in groups") {
   };
   CHECK(test::contains(refused(4, 4), "6 channels cannot be divided into 4 groups"));
   CHECK(test::contains(refused(3, 4), "4 output channels cannot be divided into 3 groups"));
-  CHECK(test::contains(refused(0, 6), "groups is 0, must be at least 1"));
+  CHECK(test::contains(refused(0, 6), "groups is 0, but must be at least 1"));
 }
 
 TEST_CASE("maxPool2d works for any shape") {
@@ -636,7 +636,7 @@ TEST_CASE("invalid windows are rejected") {
   CHECK(test::contains(refused([](k::Window& w) { w.kernelHeight = 9; }),
                        "the kernel is larger than the padded image"));
   CHECK(test::contains(refused([](k::Window& w) { w.strideX = 0; }),
-                       "strideX is 0, must be at least 1"));
+                       "strideX is 0, but must be at least 1"));
   CHECK(test::contains(refused([](k::Window& w) { w.height = 9; }), "out: 72 elements"));
   CHECK(test::contains(refused([](k::Window& w) { w.paddingX = -1; }), "paddingX is -1"));
   CHECK(test::contains(refused([](k::Window& w) { w.channels = 0; }), "channels is 0"));

@@ -332,7 +332,7 @@ TEST_CASE("QPU_TIMEOUT_MS ends an endless loop on the emulator") {
   SharedArray<int> out(16);
   const std::string text = thrown<qpu::ExecutionError>([&] { k(&out); });
   CHECK(contains(text, "kernel 'endless', QPU "));
-  CHECK(contains(text, "has not finished within 3 ms, 1200000 clocks of the modelled pi3. It loops"));
+  CHECK(contains(text, "has not finished within 3 ms (1200000 clocks of the modelled pi3). It loops"));
   // The timeout does not affect the next kernel.
   checkScaled(1);
 }
@@ -399,7 +399,7 @@ TEST_CASE("QPU_MODEL accepts fast, slow or a file") {
                  "line 1: expected 'name = value'"));
   const Setting board("QPU_BOARD", "pi1");
   CHECK(contains(thrown<qpu::BackendError>([&] { (void)cycles(path.c_str()); }),
-                 "is for board zero, and QPU_BOARD is pi1"));
+                 "is for board zero, but QPU_BOARD is pi1"));
 }
 
 TEST_CASE("SHA-256 gives the results of the standard") {

@@ -233,22 +233,22 @@ TEST_CASE("stores, gathers and loops inside Where are errors") {
 }
 
 TEST_CASE("numbers out of the hardware's range are errors") {
-  CHECK(contains(refused([] { semaInc(16); }), "the semaphore is 16, must be 0..15"));
+  CHECK(contains(refused([] { semaInc(16); }), "the semaphore is 16, but must be 0..15"));
   CHECK(contains(refused([] { semaDec(-1); }), "semaDec at"));
-  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 17, 0); }), "rows is 17, must be 1..16"));
+  CHECK(contains(refused([] { dmaSetupRead(HORIZ, 17, 0); }), "rows is 17, but must be 1..16"));
   CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 0, 17); }), "row length is 17"));
   CHECK(contains(refused([] { dmaSetupRead(HORIZ, 1, 0, 16, 0); }), "VPM pitch is 0"));
-  CHECK(contains(refused([] { dmaSetupWrite(HORIZ, 65, 0); }), "rows is 65, must be 1..64"));
-  CHECK(contains(refused([] { dmaSetupWrite(VERT, 17, 0); }), "rows is 17, must be 1..16"));
-  CHECK(contains(refused([] { vpmSetupRead(HORIZ, 0, 0); }), "vectors is 0, must be 1..16"));
-  CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 0, 65); }), "stride is 65, must be 1..64"));
+  CHECK(contains(refused([] { dmaSetupWrite(HORIZ, 65, 0); }), "rows is 65, but must be 1..64"));
+  CHECK(contains(refused([] { dmaSetupWrite(VERT, 17, 0); }), "rows is 17, but must be 1..16"));
+  CHECK(contains(refused([] { vpmSetupRead(HORIZ, 0, 0); }), "vectors is 0, but must be 1..16"));
+  CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 0, 65); }), "stride is 65, but must be 1..64"));
 }
 
 TEST_CASE("constant VPM places out of range are errors") {
   CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 256); }),
                  "kernel 'bad': vpmSetupWrite at"));
   CHECK(contains(refused([] { vpmSetupWrite(HORIZ, 256); }),
-                 "the vector address is 256, must be 0..63"));
+                 "the vector address is 256, but must be 0..63"));
   CHECK(contains(refused([] { vpmSetupRead(VERT, 1, -1); }), "the vector address is -1"));
   CHECK(contains(refused([] { vpmSetupRead(VERT, 1, IntExpr(60) + 4); }),
                  "the vector address is 64"));
@@ -260,10 +260,10 @@ TEST_CASE("constant VPM places out of range are errors") {
                  "80 rows by 1 columns from VPM word 7"));
   CHECK_NOTHROW(compile([](Ptr<Int>) { dmaSetupRead(VERT, 3, 15, 16, 5); }));
   CHECK(contains(refused([] { dmaSetupWrite(HORIZ, 1, -1); }),
-                 "the VPM address is -1, must be 0..1023"));
+                 "the VPM address is -1, but must be 0..1023"));
   CHECK(contains(refused([] { dmaSetupWrite(VERT, 16, 16, 64); }), "64 rows by 16 columns"));
   CHECK(contains(refused([] { dmaSetReadPitch(8192); }),
-                 "the distance in bytes is 8192, must be 0..8191"));
+                 "the distance in bytes is 8192, but must be 0..8191"));
   CHECK(contains(refused([] { dmaSetWriteStride(-4); }), "dmaSetWriteStride at"));
   // The check also applies to code that is never executed.
   CHECK(contains(refused([] {
@@ -297,7 +297,7 @@ TEST_CASE("over 64 VPM reads in an expression are an error") {
 
 TEST_CASE("numbers that do not fit in an Int are errors") {
   CHECK(contains(refused([] { (void)IntExpr(3e9 * 2); }),
-                 "the number 6000000000 does not fit into an Int, must be -2147483648..4294967295"));
+                 "the number 6000000000 does not fit into an Int, whose range is -2147483648..4294967295"));
   CHECK(contains(refused([] { (void)IntExpr(3e9 * 2); }), "kernel 'bad': Int"));
   CHECK(contains(refused([] { (void)IntExpr(-2147483649.0); }), "-2147483649"));
   CHECK(contains(refused([] { (void)IntExpr(std::nan("")); }), "nan"));
@@ -332,7 +332,7 @@ TEST_CASE("a caught error makes the kernel invalid") {
       x = x + 1;
     });
   };
-  CHECK(contains(caught([](Int&) { semaInc(16); }), "the semaphore is 16, must be 0..15"));
+  CHECK(contains(caught([](Int&) { semaInc(16); }), "the semaphore is 16, but must be 0..15"));
   CHECK(contains(caught([](Int&) { qpu::Else_(); }), "no If or Where is open"));
   CHECK(contains(caught([](Int&) { dmaSetupRead(HORIZ, 1, 8); }), "exceed the window"));
   CHECK(contains(caught([](Int& x) { x = broadcast(x, 16); }), "broadcast at"));
@@ -350,7 +350,7 @@ TEST_CASE("a caught error makes the kernel invalid") {
 TEST_CASE("a broadcast of an invalid element is an error") {
   const std::string text = refused([] { (void)broadcast(toFloat(index()), 16); });
   CHECK(contains(text, "kernel 'bad': broadcast at"));
-  CHECK(contains(text, "the element is 16, must be 0..15"));
+  CHECK(contains(text, "the element is 16, but must be 0..15"));
   CHECK(contains(refused([] { (void)broadcast(index(), -1); }), "the element is -1"));
 }
 
@@ -360,13 +360,13 @@ TEST_CASE("a store of 0 or over 16 words is an error") {
         [n] { compile([n](Ptr<Int> p) { store(index(), p, n); }, "some"); });
   };
   CHECK(contains(storing(0), "kernel 'some': store at"));
-  CHECK(contains(storing(0), "the number of words is 0, must be 1..16"));
+  CHECK(contains(storing(0), "the number of words is 0, but must be 1..16"));
   CHECK(contains(storing(17), "is 17"));
   const auto k = compile([](Ptr<Int> p, Int n) { store(index(), p, n); }, "some");
   SharedArray<int> a(32);
   for (const int n : {0, -1, 17, 1 << 30})
     CHECK(contains(thrown<qpu::ExecutionError>([&] { k(&a, n); }),
-                   "the number of words is " + std::to_string(n) + ", must be 1..16"));
+                   "the number of words is " + std::to_string(n) + ", but must be 1..16"));
   CHECK(a[0] == 0);
 }
 

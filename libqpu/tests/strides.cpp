@@ -177,7 +177,7 @@ TEST_CASE("odd-even sort works on interleaved halves") {
 
 TEST_CASE("invalid strides are rejected") {
   CHECK(contains(refused([](Ptr<Int>) { setReadStride(-1); }),
-                 "the stride is -1, must be 0..2047"));
+                 "the stride is -1, but must be 0..2047"));
   CHECK(contains(refused([](Ptr<Int>) { setWriteStride(2048); }), "setWriteStride at"));
   CHECK(contains(refused([](Ptr<Int> p) {
                    If (any(*p == 0))

@@ -48,9 +48,9 @@ void Machine::failTimeOut(const Qpu& q, std::uint32_t at) const {
   const auto time = static_cast<std::uint64_t>(static_cast<double>(launch_->clockLimit) *
                                                kMilliseconds / board.clockHz);
   fail<ExecutionError>(q, at,
-                       "the kernel has not finished within " + std::to_string(time) + " ms, " +
+                       "the kernel has not finished within " + std::to_string(time) + " ms (" +
                            std::to_string(launch_->clockLimit) + " clocks of the modelled " +
-                           board.name + ". It loops forever, or QPU_TIMEOUT_MS is too low");
+                           board.name + "). It loops forever, or QPU_TIMEOUT_MS is too low");
 }
 
 void Machine::reportUncertain(const Qpu& q, std::uint32_t at, const std::string& what,

@@ -472,7 +472,7 @@ Report run(const Launch& launch) {
   const std::size_t qpus = launch.uniforms.size();
   if (qpus < 1 || qpus > History::kQpus)
     detail::raise<ArgumentError>("a launch on " + std::to_string(qpus) +
-                                 " QPUs: must be 1..12, with one uniform stream per QPU");
+                                 " QPUs: their number must be 1..12, with one uniform stream per QPU");
   std::shared_ptr<const Program> made;
   if (launch.program == nullptr) made = prepare(launch.words, launch.count, launch.codeAddress);
   // The machine is kept only if the launch succeeds. A failed launch therefore cannot affect the

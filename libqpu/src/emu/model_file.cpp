@@ -95,10 +95,10 @@ class Reader {
     const double number = std::strtod(value.c_str(), &end);
     const Range range = rangeOf(*p);
     if (end == value.c_str() || *end != '\0' || !(number >= range.least && number <= range.most))
-      fail("'" + name + "' is '" + value + "', expected a number from " + format(range.least) +
+      fail("'" + name + "' is '" + value + "'; expected a number from " + format(range.least) +
            " to " + format(range.most));
     if (p->unit == Unit::Bytes && std::exp2(std::round(std::log2(number))) != number)
-      fail("'" + name + "' is " + value + ", expected a power of 2");
+      fail("'" + name + "' is " + value + "; expected a power of 2");
     board_.*p->member = number;
   }
 

@@ -243,7 +243,7 @@ void Machine::setupReads(Qpu& q, std::uint32_t at, std::uint32_t word) {
 void Machine::requirePitch(const Qpu& q, std::uint32_t at, const char* what,
                            std::uint32_t bytes) {
   if (bytes <= kMaxPitch) return;
-  const std::string text = what + std::to_string(bytes) + " bytes, must be 0..";
+  const std::string text = what + std::to_string(bytes) + " bytes, but must be 0..";
   if (bytes > kMaxPitchField)
     fail<ExecutionError>(q, at, text + std::to_string(kMaxPitch));
   reportUncertain(q, at, text + std::to_string(kMaxPitch), "all 16 bits are used");
@@ -251,7 +251,7 @@ void Machine::requirePitch(const Qpu& q, std::uint32_t at, const char* what,
 
 void Machine::setupLoadPitch(Qpu& q, std::uint32_t at, std::uint32_t word) {
   const std::uint32_t pitch = word & 0xfffffffU;
-  requirePitch(q, at, "a DMA load pitch of ", pitch);
+  requirePitch(q, at, "a DMA load pitch is ", pitch);
   q.load.setup.hasPitch = true;
   q.load.setup.pitch = pitch;
 }
@@ -270,7 +270,7 @@ void Machine::setupWrites(Qpu& q, std::uint32_t at, std::uint32_t word) {
     }
     case 3: {
       const std::uint32_t stride = word & kMaxPitchField;
-      requirePitch(q, at, "a DMA store stride of ", stride);
+      requirePitch(q, at, "a DMA store stride is ", stride);
       setup.hasPitch = true;
       setup.pitch = stride;
       setup.packed = (word >> 16U & 1U) != 0;

@@ -130,7 +130,7 @@ class Machine {
     const std::uint32_t n = q.slots[in.extra].e[0];
     if (n < 1 || n > kElements)
       fail<ExecutionError>(
-          q, in.site, "the number of words is " + std::to_string(asSigned(n)) + ", must be 1..16");
+          q, in.site, "the number of words is " + std::to_string(asSigned(n)) + ", but must be 1..16");
     std::memcpy(words(q, index(in), q.slots[in.b].e[0], 4 * n, "writing"), q.slots[in.a].e.data(),
                 std::size_t{4} * n);
   }
@@ -483,7 +483,7 @@ class Machine {
   void pitch(const Qpu& q, const Instruction& in, Dma& dma, std::uint32_t bytes) const {
     if (bytes > kMaxPitch)
       fail<ExecutionError>(q, in.site,
-                           std::to_string(asSigned(bytes)) + " bytes, must be 0.." +
+                           "the distance is " + std::to_string(asSigned(bytes)) + " bytes, but must be 0.." +
                                std::to_string(kMaxPitch));
     dma.pitch = bytes;
     dma.hasPitch = true;
@@ -544,8 +544,8 @@ class Machine {
               std::uint32_t address) const {
     if (address >= kVpmRows)
       fail<ExecutionError>(q, in.site,
-                           "vector address " + std::to_string(asSigned(address)) +
-                               ", must be 0..63");
+                           "the vector address is " + std::to_string(asSigned(address)) +
+                               ", but must be 0..63");
     w = {true, d.direction, address, static_cast<std::uint32_t>(d.pitch), d.count};
   }
 

@@ -48,14 +48,14 @@ bool onHardware() {
 
 void requireSize(const char* name, const char* what, std::int64_t value, std::int64_t least) {
   if (value < least)
-    fail(name, std::string(what) + " is " + std::to_string(value) + ", must be at least " +
+    fail(name, std::string(what) + " is " + std::to_string(value) + ", but must be at least " +
                    std::to_string(least));
 }
 
 void requireFactor(const char* name, const char* what, std::int64_t value) {
   constexpr std::int64_t most = (1 << 24) - 1;
   if (value > most)
-    fail(name, std::string(what) + " is " + std::to_string(value) + ", must be at most " +
+    fail(name, std::string(what) + " is " + std::to_string(value) + ", but must be at most " +
                    std::to_string(most));
 }
 

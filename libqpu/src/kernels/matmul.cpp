@@ -473,7 +473,7 @@ void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha, floa
   requireSize("matmul", "k", k);
   if (c.columnStride != 1) fail("matmul", "c's column stride must be 1");
   if (m > 1 && c.rowStride < n)
-    fail("matmul", "c's row stride is " + std::to_string(c.rowStride) + ", must be at least " +
+    fail("matmul", "c's row stride is " + std::to_string(c.rowStride) + ", but must be at least " +
                        std::to_string(n) + ", the number of columns");
   requireMatrix("matmul", "c", c, m, n);
   requireMatrix("matmul", "a", a, m, k);

@@ -115,7 +115,7 @@ void softmax(Floats out, Floats a, int rows, int columns, int rowStride, int qpu
   requireSize("softmax", "rows", rows);
   requireSize("softmax", "columns", columns);
   if (rows > 1 && rowStride < columns)
-    fail("softmax", "the row stride is " + std::to_string(rowStride) + ", must be at least " +
+    fail("softmax", "the row stride is " + std::to_string(rowStride) + ", but must be at least " +
                         std::to_string(columns) + ", the number of columns");
   requireMatrix("softmax", "out", Matrix(out, rowStride), rows, columns);
   requireMatrix("softmax", "a", Matrix(a, rowStride), rows, columns);

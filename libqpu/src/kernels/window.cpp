@@ -173,7 +173,7 @@ bool check(const char* name, const Window& w) {
   for (const Limit& l : limits) {
     requireSize(name, l.what, l.value, l.least);
     if (l.value >= kMostSize)
-      fail(name, std::string(l.what) + " is " + std::to_string(l.value) + ", must be below " +
+      fail(name, std::string(l.what) + " is " + std::to_string(l.value) + ", but must be below " +
                      std::to_string(kMostSize));
   }
   const auto fits = [](int size, int padding, int dilation, int kernel) {

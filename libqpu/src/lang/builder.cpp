@@ -67,7 +67,7 @@ Node constantIntOf(double value) {
     (void)std::snprintf(text.data(), text.size(), "%.10g", value);
     Recorder::current().failHere("Int", Location(),
                                  std::string("the number ") + text.data() +
-                                     " does not fit into an Int, must be -2147483648..4294967295");
+                                     " does not fit into an Int, whose range is -2147483648..4294967295");
   }
   return constantInt(value < 0 ? static_cast<std::int32_t>(value)
                                : static_cast<std::int32_t>(static_cast<std::uint32_t>(value)));
@@ -116,7 +116,7 @@ Node broadcast(Type type, Node a, int element, Location where) {
   Recorder& r = Recorder::current();
   if (element < 0 || element > 15)
     r.failHere("broadcast", where,
-               "the element is " + std::to_string(element) + ", must be 0..15");
+               "the element is " + std::to_string(element) + ", but must be 0..15");
   return binary(Op::Broadcast, type, a, constantInt(element));
 }
 

@@ -166,7 +166,7 @@ void Recorder::requireOutermost(const Site& site, const char* why) {
 
 void Recorder::requireRange(const Site& site, const char* what, int value, int low, int high) {
   if (value < low || value > high)
-    fail(site, std::string(what) + " is " + std::to_string(value) + ", must be " +
+    fail(site, std::string(what) + " is " + std::to_string(value) + ", but must be " +
                    std::to_string(low) + ".." + std::to_string(high));
 }
 

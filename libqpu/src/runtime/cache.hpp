@@ -1,5 +1,5 @@
-// The cache of compiled kernels. The key is the content of the kernel's source. The cache is kept
-// in this process's memory, and on disk for later processes.
+// The cache of compiled kernels. The key is a hash of this library's build ID, the kernel's source
+// and the compiler options. The cache is in this process's memory, and on disk for later processes.
 #ifndef QPU_SRC_RUNTIME_CACHE_HPP
 #define QPU_SRC_RUNTIME_CACHE_HPP
 

@@ -62,8 +62,8 @@ T& given(T* pointer, const char* what) {
 
 void requireQpus(int qpus) {
   if (qpus < 1 || qpus > 12)
-    detail::raise<ArgumentError>(std::to_string(qpus) +
-                                 " QPUs: must be 1..12, because the VideoCore IV has 12 QPUs");
+    detail::raise<ArgumentError>("the number of QPUs is " + std::to_string(qpus) +
+                                 ", but must be 1..12, because the VideoCore IV has 12 QPUs");
 }
 
 qpu_cycles forC(const Cycles& c) {
