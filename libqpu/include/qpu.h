@@ -55,9 +55,9 @@ typedef struct qpu_buffer qpu_buffer;
 QPU_C_API qpu_buffer *qpu_buffer_new(size_t bytes);
 QPU_C_API void qpu_buffer_delete(qpu_buffer *buffer);
 QPU_C_API size_t qpu_buffer_bytes(const qpu_buffer *buffer);
-/* Returns the address at which the CPU accesses the buffer. It is a multiple of 64. On hardware,
- * the memory is uncached: access words in ascending order, or copy whole blocks with the two copy
- * functions below. */
+/* Returns the address at which the CPU accesses the buffer. The address is a multiple of 64. On
+ * hardware, the memory is uncached: access words in ascending order, or copy whole blocks with the
+ * two copy functions below. */
 QPU_C_API void *qpu_buffer_data(const qpu_buffer *buffer);
 /* Returns the bus address at which the QPUs access the buffer. */
 QPU_C_API uint32_t qpu_buffer_address(const qpu_buffer *buffer);
@@ -96,7 +96,7 @@ QPU_C_API int qpu_program_uses_sfu(const qpu_program *program);
  * parameter: an integer, the bits of a float, or an address. Returns 0, or -1 on failure. */
 QPU_C_API int qpu_program_run(qpu_program *program, int qpus, const uint32_t *arguments,
                               size_t count);
-/* Runs a program like qpu_program_run(), but with separate uniforms for each QPU: `count` words
+/* Runs a program as qpu_program_run() does, but with separate uniforms for each QPU: `count` words
  * for QPU 0, then `count` words for QPU 1, and so on. On vc4-mailbox the program must raise the
  * host interrupt once, after all QPUs have finished. Compiled kernels meet this requirement. */
 QPU_C_API int qpu_program_run_raw(qpu_program *program, int qpus, const uint32_t *uniforms,

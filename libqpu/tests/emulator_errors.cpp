@@ -178,7 +178,7 @@ TEST_CASE("invalid branches are errors") {
 }
 
 TEST_CASE("invalid combinations in one instruction are errors") {
-  says(errorOf({signal(Signal::LoadTmu0, tmu())}), "more than one of: TMU write, TMU load");
+  says(errorOf({signal(Signal::LoadTmu0, tmu())}), "more than one of these: TMU write, TMU load");
   says(errorOf({both(sfu(), mul(MulOp::V8Min, to(address::kSfuExp), r(0), r(0)))}),
        "more than one of");
   says(errorOf({signal(Signal::LoadTmu0, readA(address::kMutex))}), "more than one of");
@@ -195,8 +195,8 @@ TEST_CASE("invalid combinations in one instruction are errors") {
   const Out r5 = to(address::kR5);
   says(errorOf({both(move(r5, r(0)), mul(MulOp::V8Min, r5, r(0), r(0)))}),
        "both ALUs write the same");
-  says(errorOf({packed(4, write(address::kVpm))}), "a value is packed that goes to");
-  says(errorOf({packed(4, move(toR(1), r(0)))}), "a value is packed that goes to");
+  says(errorOf({packed(4, write(address::kVpm))}), "a value that is written to");
+  says(errorOf({packed(4, move(toR(1), r(0)))}), "a value that is written to");
   says(errorOf({unpacked(4, move(toR(1), ra(kUniform)))}), "the value of a peripheral is unpacked");
   says(errorOf({add(AddOp::Add, toR(1), ra(kUniform), rb(kUniform))}), "both ports read the same");
   says(errorOf({signal(Signal::LoadColour)}), "the signal is not available to user programs");

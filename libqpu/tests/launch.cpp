@@ -241,7 +241,7 @@ TEST_CASE("on the emulator, compile() rejects what QPUs cannot run") {
   const auto k = compile(f, "signals");
   const Setting s("QPU_BACKEND", "emulator");
   const auto compiles = [&] { (void)compile(f, "signals"); };
-  CHECK(contains(thrown<qpu::CompileError>(compiles), "kernel 'signals': uses all 16 semaphores"));
+  CHECK(contains(thrown<qpu::CompileError>(compiles), "kernel 'signals': the kernel uses all 16 semaphores"));
   CHECK_THROWS_AS(k(1), qpu::CompileError);
 }
 

@@ -204,7 +204,7 @@ TEST_CASE("invalid sequences of VPM calls are errors") {
     dmaSetupRead(HORIZ, 1, 0);
     dmaStartRead(p);
     dmaStartRead(p);
-  }, "has not been waited for");
+  }, "has not waited for the previous DMA transfer");
   checkError([](Ptr<Int> p) {
     dmaSetupRead(HORIZ, 1, 0);
     dmaStartRead(p);

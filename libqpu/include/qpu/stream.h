@@ -67,11 +67,11 @@ void evenReceive() {
   }
 }
 
-// Iterates over n elements in blocks of `Length` vectors. For each block that belongs to this
-// worker, calls vector(j, x) for each vector j in the block, and then block(first), where `first`
-// is the index of the block's first element. For the elements after the last complete block,
-// calls tail(x, first, count) with up to 16 elements at a time. The elements of x from index
-// `count` on are copies of the last valid element.
+// Iterates over n elements of the arrays `in`, in blocks of `Length` vectors. For each block that
+// belongs to this worker, calls vector(j, x) for each j, where x contains vector j of the block for
+// each array, and then block(first), where `first` is the index of the block's first element. For
+// the elements after the last complete block, calls tail(x, first, count) with up to 16 elements at
+// a time. The elements of x from index `count` on are copies of the last valid element.
 template <std::size_t N, int Length, typename OnVector, typename OnBlock, typename OnTail>
 void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntExpr& workers,
           OnVector vector, OnBlock block, OnTail tail) {

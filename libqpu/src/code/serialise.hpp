@@ -29,7 +29,7 @@ std::string save(const Object& object);
 // arguments exist, and the size of the spill area is a multiple of 64 bytes.
 std::optional<Object> load(std::string_view data);
 
-// Returns true if `data` starts like a file in this format. The rest of the file need not be
+// Returns true if `data` starts with the magic string. The rest of the data need not be
 // valid.
 bool looksSaved(std::string_view data);
 

@@ -354,8 +354,8 @@ class Lowering {
       if (!c_.facts.semaphores.test(s)) return static_cast<std::uint32_t>(s);
     detail::raise<CompileError>(
         "kernel '" + c_.source.name +
-            "': uses all 16 semaphores, but QPU 0 needs one to wait for the other QPUs at the end of the kernel. "
-            "Leave one semaphore free",
+            "': the kernel uses all 16 semaphores, but QPU 0 needs one to wait for the other QPUs "
+            "at the end of the kernel. Leave one semaphore free",
         {c_.source.name, "semaphore", -1, 0});
   }
 

@@ -99,7 +99,7 @@ class Inspector {
       default: results(); break;
     }
     if (exclusive_ > 1)
-      fault("one instruction does more than one of: TMU write, TMU load, SFU write, mutex "
+      fault("one instruction contains more than one of these: TMU write, TMU load, SFU write, mutex "
             "acquire, semaphore");
     const bool readAndWrite = vpmReads_ == 1 && vpmWrites_ == 1 && vpmOthers_ == 0;
     if (vpmReads_ + vpmWrites_ + vpmOthers_ > 1 && !readAndWrite)
@@ -205,11 +205,11 @@ class Inspector {
   void result(bool fileA, std::uint8_t a, Cond cond, bool packs) {
     const bool io = a >= address::kTmuNoSwap && a != address::kR5 && a != address::kNop;
     if (io && a != address::kHostInterrupt && cond != Cond::Always)
-      fault("a peripheral is written under a condition, which has no effect");
+      fault("a peripheral is written under a condition, but the condition has no effect");
     if (io && !canWrite(a)) fault("the write address is not available to user programs");
     if (packs && cond != Cond::Never && a != address::kNop &&
         (io || (!i_.pm && a >= kFirstIo)))
-      fault("a value is packed that goes to an accumulator or a peripheral");
+      fault("a value that is written to an accumulator or a peripheral is packed");
     written(fileA, a, cond != Cond::Never);
     if (isTmu(a)) {
       t_.writesTmu = true;

@@ -518,10 +518,10 @@ class Machine {
       fail<ExecutionError>(q, in.site,
                            load ? "dmaSetupRead is missing" : "dmaSetupWrite is missing");
     if (dma.running)
-      fail<ExecutionError>(q, in.site, "the previous DMA transfer has not been waited for");
+      fail<ExecutionError>(q, in.site, "the kernel has not waited for the previous DMA transfer");
     if (dma.rows > 1 && !dma.hasPitch)
-      fail<ExecutionError>(q, in.site, load ? "several rows require dmaSetReadPitch first"
-                                            : "several rows require dmaSetWriteStride first");
+      fail<ExecutionError>(q, in.site, load ? "a transfer of several rows requires dmaSetReadPitch first"
+                                            : "a transfer of several rows requires dmaSetWriteStride first");
     const std::uint32_t bytes = 4 * dma.length;
     for (std::uint32_t i = 0; i < dma.rows; ++i) {
       unsigned char* host = words(q, index(in), address, bytes, load ? "reading" : "writing");

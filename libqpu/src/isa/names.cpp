@@ -6,7 +6,7 @@ namespace {
 constexpr std::size_t kFirst = 32;  // lower addresses are registers
 using Table = std::array<std::string_view, 32>;
 
-// The names of read addresses 32..63. If a name is in both tables, it has a suffix for file B.
+// The names of read addresses 32..63. If a name is in both tables, it takes a suffix for file B.
 constexpr Table kReadA{
     "uniform",        "",            "",            "varying", "", "", "element_number", "nop",
     "",               "x_coord",     "ms_flags",    "",        "", "", "",               "",

@@ -154,7 +154,7 @@ void storeFirst(Node value, Node address, Node words, Location where) {
                   "a store writes consecutive words; load the old values, use select(), and store "
                   "after End");
   if (r.writeStride != 0)
-    r.fail(s.site, "not allowed with a stride; call setWriteStride(0) before it");
+    r.fail(s.site, "not allowed with a stride; call setWriteStride(0) before this store");
   s.value = r.use(value);
   s.address = r.use(address);
   s.limit = r.use(words);

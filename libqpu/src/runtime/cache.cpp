@@ -76,8 +76,8 @@ class Writer {
   std::string bytes_;
 };
 
-// Returns the build ID of the binary that contains this function. It is part of the key of a
-// cached kernel, because a library that was built from other sources generates other objects.
+// Returns the build ID of the binary that contains this function. The ID is part of a cached
+// kernel's key, because a library that was built from other sources generates different objects.
 std::string buildIdentity() {
   struct Search {
     std::uintptr_t here;

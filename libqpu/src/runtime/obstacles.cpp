@@ -65,7 +65,7 @@ std::vector<Obstacle> obstacles(const Board& board, const System& system) {
                      "disable the KMS driver and reboot, or unload the vc4 module"});
   if (system.gpuMemoryMib && *system.gpuMemoryMib < kLeastGpuMemoryMib)
     found.push_back({"the GPU has " + std::to_string(*system.gpuMemoryMib) +
-                         " MiB; with this size a cut-down firmware without QPU support is loaded",
+                         " MiB; with this size, a cut-down firmware is loaded that does not support the QPUs",
                      "set gpu_mem=64 in config.txt (128 for large arrays) and reboot"});
   checkNode(system, "/dev/vcio", kNeedsPiKernel, kJoinVideo, found);
   checkNode(system, "/dev/mem", "create it with: mknod -m 640 /dev/mem c 1 1",
@@ -128,8 +128,8 @@ Obstacle enableRefused(const System& system) {
 }
 
 Obstacle noV3d(std::uint32_t ident) {
-  return {"V3D's identification is " + detail::hex(ident) + ", expected " +
-              detail::hex(0x02443356) + " of a VideoCore IV: V3D is powered off or missing",
+  return {"V3D's identification is " + detail::hex(ident) + ", but should be " +
+              detail::hex(0x02443356) + " for a VideoCore IV: V3D is powered off or missing",
           "reboot; if the error persists, set QPU_BACKEND=vc4-mailbox"};
 }
 
