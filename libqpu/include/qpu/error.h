@@ -70,7 +70,7 @@ class QPU_API BoundsError : public ExecutionError {
   BoundsError& operator=(const BoundsError&) = default;
   ~BoundsError() noexcept override;
 
-  // The first bus address of the access that lies outside all buffers.
+  // The first bus address of the access that lies outside all SharedArrays.
   std::uint32_t address() const noexcept;
 };
 
@@ -103,8 +103,8 @@ class QPU_API AllocationError : public Error {
   ~AllocationError() noexcept override;
 };
 
-// QPU_BACKEND names an unknown backend or a backend that does not work on this machine, or
-// another setting of the library is out of range.
+// QPU_BACKEND names an unknown backend or a backend that does not work on this machine. This error
+// also reports any other setting of the library that is out of range.
 class QPU_API BackendError : public Error {
  public:
   using Error::Error;

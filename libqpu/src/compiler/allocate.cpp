@@ -57,7 +57,7 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
 
   std::vector<Place> homes(n, kNowhere);
   std::vector<Bits> taken(kR0, Bits(blocks));
-  // The number of reads by the ADD pipe and by the MUL pipe from register files A and B. Two
+  // The number of reads by each pipe (ADD and MUL) from each register file (A and B). Two
   // operations can issue together only if one pipe reads from one file and the other pipe reads
   // from the other file.
   std::array<std::array<std::uint64_t, 2>, 2> load{};

@@ -43,10 +43,10 @@ struct Launch {
   const code::Object* object = nullptr;
   const Board* board = nullptr;  // null means kDefaultBoard
   bool profile = false;          // if true, fills Report::perInstruction
-  // The maximum number of instructions that a QPU may execute before the run fails. 0 means no
-  // limit.
+  // The maximum number of instructions that a QPU may execute. If a QPU executes more, the run
+  // fails. 0 means no limit.
   std::uint64_t limit = 0;
-  // The maximum number of clocks in the model before the run fails. 0 means no limit.
+  // The number of clocks in the model after which the run fails. 0 means no limit.
   std::uint64_t clockLimit = 0;
   // If true, undocumented constructs that published programs use, and that the hardware probably
   // supports, are reported as warnings instead of errors.

@@ -28,8 +28,8 @@ bool isSided(std::uint8_t a) {
   return a == address::kVpmSetup || a == address::kDmaAddress || a == 41 || a == kMsFlags;
 }
 
-// Returns true if both pipes always produce the same result. Examples are an immediate, and two
-// moves of the same source.
+// Returns true if both pipes always produce the same result. Examples are a load of an immediate,
+// and two moves of the same source.
 bool haveSameResult(const Instruction& i) {
   if (i.form != Form::Alu) return i.form != Form::Branch;
   const bool rotates = i.signal == Signal::SmallImmediate && i.raddrB >= 48;
