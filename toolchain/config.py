@@ -162,7 +162,7 @@ _country = _matches(r"[A-Z]{2}|", "a country code of two letters, such as GB, or
 _locale = _matches(r"[a-z]{2,3}_[A-Z]{2}\.UTF-8|C\.UTF-8|", "LANGUAGE_COUNTRY.UTF-8, or nothing")
 _kept_folder = _matches(
     r"(?!/(?:dev|proc|run|sys|tmp)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+",
-    "an absolute folder without spaces, such as /home, and not in /dev, /proc, /run, /sys or /tmp",
+    "an absolute folder without blanks, such as /home, and not in /dev, /proc, /run, /sys or /tmp",
 )
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=.*", "NAME=VALUE, such as USE_OPENMP=OFF")
 
