@@ -1,4 +1,4 @@
-"""Run programs built for the target: a small ARM program, a directory listing, and a compiled program.
+"""Run programs built for the target: a small ARM program, which also lists a directory, and a compiled program.
 
 For 64-bit processes such as qemu-user, ext4 numbers directory entries with a 64-bit hash. An emulated 32-bit program
 whose C library stores this number in a 32-bit field gets EOVERFLOW from readdir(3). Many programs treat this error as
@@ -27,7 +27,7 @@ def check_execution(folder: Path) -> Finding:
 
 
 def check_execution_64(folder: Path) -> Finding:
-    """Run a static 64-bit ARM program; 64-bit images need it."""
+    """Run a static 64-bit ARM program, as a build of a 64-bit image does."""
     program = folder / "probe-64"
     with files.replacing(program) as aside:
         aside.write_bytes(probe.elf_64())
@@ -41,12 +41,12 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
         ended = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S)
     except OSError as fault:
         reasons = {
-            errno.ENOEXEC: ("the kernel cannot start it", "./inv --set-up registers the emulator"),
+            errno.ENOEXEC: ("the kernel cannot start it", "run ./inv --set-up to register the emulator"),
             errno.EACCES: ("the disk is mounted noexec", "point build.folder in invoke.yaml at another disk"),
             errno.ENOENT: (
                 "the registered emulator no longer exists",
-                "./inv --set-up installs and registers it; if its package is installed, apt-get install --reinstall it "
-                f"({EMULATOR_PACKAGES})",
+                "run ./inv --set-up to install and register it; if its package is already installed, reinstall the "
+                f"package with apt-get install --reinstall ({EMULATOR_PACKAGES})",
             ),
         }
         found, fix = reasons.get(fault.errno or 0, (fault.strerror or str(fault), "see the findings above"))
@@ -56,11 +56,11 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
     if ended.returncode == 0 and ended.stdout == output:
         return ok(name, done, output.decode().strip() or "the program runs")
     found = f"{process.explain_exit(ended.returncode)}: {ended.stderr.decode(errors='replace').strip()[:200]}"
-    return fail(name, done, found, "update the emulator; see also the findings on versions and vm.mmap_min_addr")
+    return fail(name, done, found, "update the emulator; see also 'emulator and kernel' and 'vm.mmap_min_addr' above")
 
 
 def check_listing(folder: Path) -> Finding:
-    """List a directory of 64 files on the build disk from a 32-bit process (see the module docstring)."""
+    """List a directory of 64 files on the build disk with a 32-bit process (see the module docstring)."""
     name = "32-bit directory listing"
     program = write_probe(folder)
     listed = folder / "listed"
@@ -98,7 +98,7 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
         limit_s=RUN_LIMIT_S,
         fix="apt-get install --reinstall g++-" + gnu,
     )
-    done = f"compiled a C++ program with {compiler.name}, ran it"
+    done = f"compiled a C++ program with {compiler.name}, and ran it"
     status = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode
     if status != 42:
         return fail(name, done, f"expected status 42, got {status}", "see the finding on 32-bit ARM programs")
