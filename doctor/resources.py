@@ -77,7 +77,7 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
         )
     elif wanted > fitting:
         verdict = Verdict.WARN
-        fix = f"set build.jobs in invoke.yaml to {fitting} or to 0 (automatic); otherwise, the kernel may kill compilers"
+        fix = f"set build.jobs to {fitting} or 0 (automatic) in invoke.yaml; otherwise, the kernel may kill compilers"
     elif wanted < cores and not build.jobs:
         verdict = Verdict.WARN
         fix = f"add memory: {cores - wanted} of {cores} cores are idle during compilation"
