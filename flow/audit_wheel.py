@@ -65,7 +65,7 @@ class Probed:
 
     @property
     def verdict(self) -> str:
-        """The verdict: FAIL for an illegal instruction, INCOMPLETE if a step fails for another reason."""
+        """The verdict: FAIL for an illegal instruction, INCOMPLETE if no step ran or one failed for another reason."""
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
         return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE
@@ -139,7 +139,7 @@ class Audited:
                 f"{self.wheel} was not shown to run on {self.cpu.name}",
                 expected="every step of the probe to succeed",
                 found=self.probed.reason or "; ".join(failed) or "no result",
-                fix="see the table above",
+                fix="correct the cause that the table above shows, and run the task again",
             )
 
 
@@ -278,7 +278,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Return the first functions without a proven check as text: unchecked ones, then unproven ones."""
+    """Return, as text, the first functions without a proven check: unchecked ones, then unproven ones."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

@@ -88,7 +88,10 @@ def artefact_key(config: Config, name: str, key: str) -> str:
 
 
 def _versions(config: Config, made: Manifest) -> dict[str, str]:
-    """Return the versions in torch's builder image. Raises EngineUnavailable, ArtefactMissing or CommandFailed."""
+    """Return the versions of the packages and compilers in torch's builder image.
+
+    Raises EngineUnavailable, ArtefactMissing or CommandFailed.
+    """
     reference = config.image_reference(made.step)
     with contextlib.closing(connect()) as client:
         try:
