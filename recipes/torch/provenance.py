@@ -128,7 +128,7 @@ def _byproduct(name: str, values: Mapping[str, float]) -> dict[str, Any]:
 
 
 def read(path: Path, wheel: Path) -> dict[str, Any]:
-    """Check the wheel's SHA-256 in a statement; return the statement's external parameters. Raises ArtefactDamaged."""
+    """Compare a wheel's SHA-256 with its statement; return the external parameters. Raises ArtefactDamaged."""
     try:
         document = json.loads(path.read_text())
         stated = {item["name"]: item["digest"]["sha256"] for item in document["subject"]}
@@ -141,7 +141,7 @@ def read(path: Path, wheel: Path) -> dict[str, Any]:
     if stated.get(wheel.name) != found:
         raise ArtefactDamaged(
             f"{wheel.name} does not match its provenance",
-            expected=f"SHA-256 {stated.get(wheel.name, 'of another name')}",
+            expected=f"SHA-256 {stated.get(wheel.name, '(the provenance has none for this file name)')}",
             found=found,
             fix="build or fetch the wheel again",
         )

@@ -118,5 +118,5 @@ def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:
 
     Raises WheelUnusable or PlatformMismatch.
     """
-    fix = "the recipe is in recipes/tvm_ffi; ./inv build-tvm-ffi builds it again"
+    fix = "correct the recipe in recipes/tvm_ffi, and run ./inv build-tvm-ffi to build the wheel again"
     return audit.examine_stripped(wheel, target, suite, flags="", home=HOME, fix=fix)
