@@ -32,7 +32,9 @@ def engine_findings(config: Config) -> list[Finding]:
     except UserError as fault:
         return [
             fail("engine", _ENGINE_DONE, described(fault), fault.fix),
-            fail("container", "nothing", "not tried without an engine", "apply the engine's fix first"),
+            fail(
+                "container", "nothing", "not tried, because no engine can be used", "first apply the fix for 'engine'"
+            ),
         ]
     findings = [judge_engine(info), guarded("container", lambda: check_container(config.image.target.oci_platform))]
     if on_another_disk(info.data_root, config.build_root):

@@ -59,5 +59,5 @@ def require_healthy(findings: Sequence[Finding]) -> None:
     if failed:
         raise ChecksFailed(
             f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
-            fix="apply the fix of each finding above",
+            fix="apply the fix for each failed check above",
         )

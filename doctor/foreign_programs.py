@@ -42,7 +42,7 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
     except OSError as fault:
         reasons = {
             errno.ENOEXEC: ("the kernel cannot start it", "run ./inv --set-up to register the emulator"),
-            errno.EACCES: ("the disk is mounted noexec", "point build.folder in invoke.yaml at another disk"),
+            errno.EACCES: ("the disk is mounted noexec", "set build.folder in invoke.yaml to a folder on another disk"),
             errno.ENOENT: (
                 "the registered emulator no longer exists",
                 "run ./inv --set-up to install and register it; if its package is already installed, reinstall the "
@@ -78,13 +78,13 @@ def check_listing(folder: Path) -> Finding:
         return warn(
             name,
             done,
-            "EOVERFLOW: entries have 64-bit numbers; an emulated 32-bit readdir treats such directories as empty",
+            "EOVERFLOW: entries have 64-bit numbers, so emulated 32-bit programs may see an empty directory",
             "the build steps work around it; for your own emulated programs, set build.folder to a folder on tmpfs, "
             "xfs or btrfs, or compile them with -D_FILE_OFFSET_BITS=64",
         )
     reasons = {2: "the directory could not be opened", 3: "getdents64 failed", 4: "the listing was incomplete"}
     found = reasons.get(status, process.explain_exit(status))
-    return fail(name, done, found, "point build.folder in invoke.yaml at a tmpfs, xfs, btrfs or ext4 disk")
+    return fail(name, done, found, "set build.folder in invoke.yaml to a folder on a tmpfs, xfs, btrfs or ext4 disk")
 
 
 def check_cross_compiler(folder: Path, gnu: str) -> Finding:
@@ -101,7 +101,7 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
     done = f"compiled a C++ program with {compiler.name}, and ran it"
     status = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode
     if status != 42:
-        return fail(name, done, f"expected status 42, got {status}", "see the finding on 32-bit ARM programs")
+        return fail(name, done, f"expected status 42, got {status}", "see the findings on ARM programs above")
     version = first_version(process.output_of([compiler, "-dumpfullversion"], limit_s=RUN_LIMIT_S))
     return ok(name, done, f"version {version}; the program returned the expected status")
 

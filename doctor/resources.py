@@ -17,7 +17,7 @@ from toolchain.jobs import available_memory_mib, compile_jobs
 # exported tree.
 _DISK_WANTED_MIB = 12 * 1024
 _DISK_NEEDED_MIB = 4 * 1024
-_DISK_FIX = "free some space, or point build.folder in invoke.yaml at a larger disk"
+_DISK_FIX = "free some space, or set build.folder in invoke.yaml to a folder on a larger disk"
 
 
 def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: int = _DISK_NEEDED_MIB) -> Finding:

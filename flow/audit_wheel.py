@@ -188,12 +188,12 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
         wheels.audit(wheel, target)
         reason = _no_probe(config)
         disassembler = Disassembler(cpu_tools.ready(config))
-        with progress.step(f"instructions of {wheel.name}"):
+        with progress.step(f"examine the instructions of {wheel.name}"):
             static = cpu_gate.examine(wheel, wanted_cpu, disassembler)
         if reason:
             probed = Probed(reason=reason)
         else:
-            with progress.step(f"dependencies of {wheel.name}"):
+            with progress.step(f"download the dependencies of {wheel.name}"):
                 (others := scratch / "dependencies").mkdir()
                 needed = download.dependencies(wheel, others, target, suite, log)
             (site := scratch / "site").mkdir()
@@ -212,8 +212,8 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
             raise SourceUnavailable(
                 f"there is no wheel at {path}",
                 expected="the path of a wheel, or NAME==VERSION",
-                found="no file",
-                fix="check the path",
+                found="no such file",
+                fix="correct the path",
             )
         return path
     wanted = Wanted.parse(text, folder=folder)
@@ -221,7 +221,7 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
         raise SourceUnavailable(
             f"{wanted} is not a wheel",
             expected="the path of a wheel, or NAME==VERSION",
-            found="a project",
+            found="the path of a project",
             fix=f"build its wheel first: ./inv build-wheel {text}",
         )
     with progress.step(f"download {wanted}"):

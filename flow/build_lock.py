@@ -20,7 +20,7 @@ def build_lock(folder: Path) -> Iterator[None]:
     refusal = UserError(
         f"another build is running in {folder}",
         expected="one build of a target at a time",
-        found="its lock is held",
+        found="a lock on this folder",
         fix="wait for the other build, or set build.folder to another folder",
     )
     with contextlib.ExitStack() as stack:

@@ -60,7 +60,7 @@ def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -
             f"a wheel for {architecture} cannot be tested on this machine",
             expected=f"a wheel for {here}, or a build without --check or --torch",
             found=f"--architecture={architecture}",
-            fix="omit these options; to test the wheel, run benchmarks/cuda/on_gpu.py on a machine with the GPU",
+            fix="omit --check and --torch; to test the wheel, run benchmarks/cuda/on_gpu.py on the other machine",
         )
 
 
@@ -142,7 +142,7 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
         )
         files.remove(site)
         made.rename(site)
-    # Otherwise torch would load torch_qpu if it is in the environment.
+    # Without this variable, torch would load torch_qpu if it is installed in the environment.
     no_backends = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     return {"PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", **no_backends}
 

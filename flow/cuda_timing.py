@@ -47,7 +47,7 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
         raise UserError(
             "there is no CUDA GPU to time",
             expected="a GPU, its driver, and torch built for CUDA",
-            found=f"{python} finds none",
+            found=f"{python} finds no GPU",
             fix="run the task on a machine with a CUDA GPU, or set cuda.python to a Python interpreter whose torch is "
             "built for CUDA",
         )

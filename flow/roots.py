@@ -66,7 +66,7 @@ def absent_warnings(context: Context) -> tuple[str, ...]:
 
 
 def target_spec(context: Context, needs: Mapping[str, Manifest]) -> rootfs.RootSpec:
-    """Return the target root's specification, with the packages that the torch wheel requires, if there is one."""
+    """Return the target root's specification. The packages that the torch wheel requires, if any, are included."""
     torch = needs["torch"].facts
     with_torch = {*context.suite.torch_python} if torch["wheel"] else set()
     if torch["wheel"] and not torch["self-contained"]:

@@ -245,7 +245,7 @@ def run_tests(
     torch are not run again. ``limit_s`` is the limit per file or part in seconds; ``tests`` is the folder of test files
     to use instead of upstream's. Prints a warning for patterns in ``upstream.toml`` that match no test in their file.
 
-    Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or if no image has torch, and
+    Raises ChecksFailed with the unexplained failures, ArtefactMissing if a file is unknown or no image has torch, and
     the same exceptions as ``fetch_packages`` and ``unpack``.
     """
     data = tomllib.loads(LIST.read_text())

@@ -130,7 +130,7 @@ def _require_made(tree: Path, objects: Sequence[str]) -> None:
 
 def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Verified:
     began = time.monotonic()
-    progress.say(f"    compared with {wheel.name}, {where}")
+    progress.say(f"    the new wheel is compared with {wheel.name}, {where}")
     again = builder.elsewhere("again")
     again.discard()
     out = root / "torch-again"
@@ -141,7 +141,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
             "torch's wheel differs when it is built again",
             expected=f"SHA-256 {first}",
             found=f"SHA-256 {second}",
-            fix=f"compare {wheel} with {built.wheel} (diffoscope shows what differs)",
+            fix=f"compare {wheel} with {built.wheel}, for example with diffoscope",
         )
     again.discard()
     files.remove(out)

@@ -143,7 +143,7 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
             fix="build the wheel again",
         )
     if (tag.interpreter, tag.abi) != ("py3", "none"):
-        raise _unusable(wheel, "the tag py3-none: any Python 3", f"{tag.interpreter}-{tag.abi}")
+        raise _unusable(wheel, "the tag py3-none (any Python 3)", f"{tag.interpreter}-{tag.abi}")
 
 
 def _unusable(wheel: Path, expected: str, found: str) -> WheelUnusable:

@@ -152,7 +152,7 @@ def build(
             },
             workdir="/usr/src/qpu_ops",
             log=log,
-            fix="read the compiler's messages above; the sources are in recipes/qpu_ops",
+            fix="read the compiler's messages above, and correct the sources in recipes/qpu_ops",
         ).output
 
     with files.scratch_folder(work, "qpu-ops") as scratch:

@@ -237,7 +237,7 @@ def build(
         ],
         environment={"SOURCE_DATE_EPOCH": str(config.image.source_date_epoch)},
         log=log,
-        fix="read the compiler's messages above; the source is upstream's",
+        fix="read the compiler's messages above; the source code is upstream's, not this project's",
     )
     installed = stage / recipe.settings["prefix"].removeprefix("/")
     recipe.require_outputs(installed)

@@ -157,7 +157,7 @@ def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str 
 
 
 def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
-    """Record the symbols that a file defines and requires, except for versioned ones, which are the system's."""
+    """Record the symbols that a file defines and requires, except for versioned ones, which the system provides."""
     symbols, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
     if not isinstance(symbols, SymbolTableSection):
         return

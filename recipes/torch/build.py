@@ -447,7 +447,7 @@ class Builder:
     ) -> str:
         """Run a command in a container with the sources, the tree and the recipe; return the command's output.
 
-        Raises CommandFailed if the command fails, unless ``check`` is false. Raises DiskFull for a full disk, and
+        Raises CommandFailed if the command fails, unless ``check`` is false. Raises DiskFull if the disk is full, and
         CommandFailed with a specific message if memory runs out. If the disk was almost full while the command ran,
         this is reported as the cause, even if the output does not mention it.
         """

@@ -5,8 +5,8 @@ three sources were built by this project's recipe. They are used only if their p
 key, so an old wheel is never used after flags, options or patches have changed. For targets that have no prebuilt
 wheel, a wheel from the package index is pinned by its SHA-256 (published.toml). ``torch.source`` can restrict the
 search to one source. Each wheel is audited before it is used: archive, RECORD, machine and float ABI of every ELF file.
-If a wheel fails and another source has a usable one, the failed wheel is skipped with a warning. If there is no usable
-wheel, a warning is printed, and the image is built without torch.
+If a wheel fails the audit and another source has a usable one, the failed wheel is skipped with a warning. If there is
+no usable wheel, a warning is printed, and the image is built without torch.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def build(
             limit_s=_LIMIT_S,
             log=log,
             on_line=show,
-            fix=f"read the compiler's messages above or in {log}; the recipe is in recipes/tvm_ffi",
+            fix=f"read the compiler's messages above or in {log}, and correct the recipe in recipes/tvm_ffi",
         )
     out = scratch / "out"
     recipe.require_outputs(out)

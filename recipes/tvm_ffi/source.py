@@ -1,7 +1,7 @@
 """Fetch apache-tvm-ffi's source archive and its build tools from the configured package index.
 
-pip fetches both with the settings of this PC (indices, proxies, certificates, folders of wheels). The archive's SHA-256
-is pinned; pip verifies it, and it is verified again before each use.
+pip fetches both with this PC's settings (indices, proxies, certificates, folders of wheels). The archive's SHA-256 is
+pinned; pip verifies it, and it is verified again before each use.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
 def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
     """Fetch the source archive into ``folder`` unless it is already there. ``backend`` is the result of ``tools``.
 
-    Raises NetworkUnreachable, or SourceUnavailable if the index does not have it or its SHA-256 is not the pinned one.
+    Raises NetworkUnreachable, or SourceUnavailable if the index lacks the archive or its SHA-256 is not the pinned one.
     """
     name, version, digest = (recipe.settings[key] for key in ("distribution", "version", "sha256"))
     place = folder / f"{name.replace('-', '_')}-{version}.tar.gz"

@@ -501,7 +501,7 @@ def test_a_missing_engine_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monke
     found = {item.check: item for item in engine_findings(Config(build=BuildConfig(folder=tmp_path)))}
     assert found["engine"].verdict is Verdict.FAIL
     assert "unset DOCKER_HOST" in found["engine"].fix
-    assert found["container"].fix == "apply the engine's fix first"
+    assert found["container"].fix == "first apply the fix for 'engine'"
 
 
 @pytest.mark.parametrize(
