@@ -1,1 +1,1 @@
-"""Check whether this machine can build, and report a fix for each problem."""
+"""Check whether this machine can build images, and report a fix for each problem."""

@@ -32,7 +32,9 @@ def engine_findings(config: Config) -> list[Finding]:
     except UserError as fault:
         return [
             fail("engine", _ENGINE_DONE, described(fault), fault.fix),
-            fail("container", "nothing", "not tried without an engine", "apply the engine's fix first"),
+            fail(
+                "container", "nothing", "not tried, because no engine can be used", "first apply the fix for 'engine'"
+            ),
         ]
     findings = [judge_engine(info), guarded("container", lambda: check_container(config.image.target.oci_platform))]
     if on_another_disk(info.data_root, config.build_root):
@@ -51,18 +53,18 @@ def judge_engine(info: EngineInfo) -> Finding:
         return fail("engine", _ENGINE_DONE, found, fix)
     if info.storage_driver in _SLOW_DRIVERS:
         fix = (
-            f"{info.storage_driver} copies whole layers: builds are slow and large;"
-            " put the engine's data-root on ext4 or xfs, where overlay2 works (in a container: on a volume)"
+            "put the engine's data-root on ext4 or xfs, where overlay2 works (if the engine runs in a container, on a "
+            f"volume); {info.storage_driver} copies whole layers, which takes time and disk space"
         )
         return warn("engine", _ENGINE_DONE, found, fix)
     return ok("engine", _ENGINE_DONE, found)
 
 
 def check_container(oci_platform: str) -> Finding:
-    """Build an image that runs the ARM program for the target's platform, and check the image's platform."""
+    """Build an image for the target's platform, run the ARM program in the build, and check the image's platform."""
     name = "container"
     tag = f"pitorch-doctor:{uuid.uuid4().hex}"
-    done = f"built an image with COPY and RUN for {oci_platform}, inspected it"
+    done = f"built an image with COPY and RUN for {oci_platform}, and inspected it"
     client = connect(timeout_s=120)
     try:
         output: list[str] = []
@@ -84,7 +86,10 @@ def check_container(oci_platform: str) -> Finding:
             error = error or event.get("error", "")
         if error or probe.MESSAGE.decode().strip() not in "".join(output):
             found = error or "the program in the container did not print the expected line"
-            fix = "binfmt flags must include F (see above); in a container the engine needs --privileged"
+            fix = (
+                "apply the fix for 'binfmt flags' above: the flags must include F; if the engine runs in a container, "
+                "start that container with --privileged"
+            )
             return fail(name, done, found, fix)
         image = client.images.get(tag).attrs
     except (docker.errors.DockerException, requests.RequestException) as fault:

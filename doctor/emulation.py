@@ -18,7 +18,7 @@ EMULATOR_PACKAGES = "Debian 12: qemu-user-static; Debian 13: qemu-user qemu-user
 
 
 def native(check: str, target: Architecture) -> Finding | None:
-    """Return a finding that no emulator is needed if this machine runs the target natively, else None."""
+    """If this machine runs the target's programs natively, return the finding that no emulator is needed, else None."""
     with contextlib.suppress(UserError):
         if host_architecture() == target:
             found = f"{target.debian} programs run natively on this machine: no emulator needed"
@@ -27,15 +27,15 @@ def native(check: str, target: Architecture) -> Finding | None:
 
 
 def check_registration(target: Architecture) -> Finding:
-    """Check the registration of the target's emulator with ``check_binfmt``, if an emulator is needed."""
+    """If the target's programs need an emulator, check its registration with ``check_binfmt``."""
     return native("binfmt flags", target) or check_binfmt(BINFMT / f"qemu-{target.qemu}")
 
 
 def check_binfmt(entry: Path) -> Finding:
-    """Check the emulator's registration. With flag F the kernel keeps the emulator open for use in containers."""
+    """Check the emulator's registration. With flag F, the kernel keeps the emulator open for use in containers."""
     done = f"read {entry}"
     name = "binfmt flags"
-    fix = "./inv --set-up registers it (as root, in a container with --privileged)"
+    fix = "run ./inv --set-up as root to register it (in a container, start the container with --privileged)"
     if platform.machine().startswith(("armv7", "armv8l")):
         return ok(name, "uname", "this is an ARM machine: no emulator needed")
     if not (entry.parent / "status").exists():
@@ -49,7 +49,7 @@ def check_binfmt(entry: Path) -> Finding:
     if not text.startswith("enabled") or (entry.parent / "status").read_text().strip() != "enabled":
         return fail(name, done, found + ", disabled", f"echo 1 > {entry}")
     if "F" not in flags:
-        return fail(name, done, found + ": without F the kernel looks for the emulator inside each container", fix)
+        return fail(name, done, found + ": without F, the kernel looks for the emulator inside each container", fix)
     return ok(name, done, found)
 
 
@@ -64,13 +64,13 @@ def check_mmap_min_addr(sysctl: Path) -> Finding:
         found = "the kernel lacks this setting, so qemu-user cannot place the guest's memory (seen on WSL 1)"
         return fail(name, done, found, "use WSL 2 or a Linux kernel")
     if value > 0x10000:
-        found = f"{value}: above 65536, where ARM programs are linked to start"
-        return fail(name, done, found, "sysctl vm.mmap_min_addr=65536")
+        found = f"{value}: above 65536, the address at which ARM programs start"
+        return fail(name, done, found, "run sysctl vm.mmap_min_addr=65536 as root")
     return ok(name, done, f"{value} (65536 or less is required)")
 
 
 def emulator(suffix: str) -> Path | None:
-    """Return the emulator registered in binfmt_misc, or else the one on the PATH."""
+    """Return the emulator that is registered in binfmt_misc, else the one on the PATH, else None."""
     entry = BINFMT / f"qemu-{suffix}"
     if entry.exists() and (found := re.search(r"^interpreter (\S+)", entry.read_text(), re.MULTILINE)):
         program = Path(found[1]).resolve()

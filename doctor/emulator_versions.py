@@ -55,13 +55,13 @@ def _frozen(value: Any) -> Any:
 
 
 def check_emulator(config: Config) -> Finding:
-    """Look up the versions of the emulator and the kernel among the known bad pairs."""
+    """Check whether the versions of the emulator and the kernel are a known bad pair."""
     if (finding := native(_CHECK, config.image.target)) is not None:
         return finding
     program = emulator(config.image.target.qemu)
     if program is None:
         done = "looked for the emulator in binfmt_misc and on the PATH"
-        return fail(_CHECK, done, "none", f"./inv --set-up installs it ({EMULATOR_PACKAGES})")
+        return fail(_CHECK, done, "none", f"run ./inv --set-up to install it ({EMULATOR_PACKAGES})")
     version = first_version(process.output_of([program, "--version"], limit_s=RUN_LIMIT_S))
     return judge_emulator(
         guest=config.image.architecture, qemu=version, package=_package_version(program), kernel=os.uname().release
@@ -69,7 +69,7 @@ def check_emulator(config: Config) -> Finding:
 
 
 def judge_emulator(*, guest: str, qemu: str, package: str, kernel: str) -> Finding:
-    """Look up the given versions among the known bad pairs."""
+    """Return the finding on these versions: a warning if they are a known bad pair."""
     rows = known_bad_pairs()
     bad = [row for row in rows if row.applies(guest=guest, qemu=qemu, package=package, kernel=kernel)]
     versions = f"qemu-user {qemu}" + (f" (package {package})" if package else "") + f", kernel {kernel}"
@@ -83,7 +83,7 @@ def judge_emulator(*, guest: str, qemu: str, package: str, kernel: str) -> Findi
 
 
 def _package_version(program: Path) -> str:
-    """Return the version of the Debian package that owns a file, or an empty string if there is none."""
+    """Return the version of the Debian package that owns a file, or an empty string if no package owns it."""
     owner = subprocess.run(["dpkg-query", "--search", program], check=False, capture_output=True, text=True)
     if owner.returncode != 0:
         return ""

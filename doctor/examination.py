@@ -1,4 +1,4 @@
-"""Check whether this machine can build by running a build's operations on a small scale.
+"""Run a build's operations on a small scale, to check whether this machine can build images.
 
 The checks run a 32-bit ARM program, list a directory with it, build a container for the target's platform, compile and
 run a program, and verify the mirror's lists. A check that runs the operation proves more than one that looks for a file
@@ -54,10 +54,10 @@ def examine(config: Config) -> list[Finding]:
 
 
 def require_healthy(findings: Sequence[Finding]) -> None:
-    """Raise ChecksFailed with the names of the failed checks if any check failed."""
+    """If any check failed, raise ChecksFailed with the names of the failed checks."""
     failed = [item.check for item in findings if item.verdict is Verdict.FAIL]
     if failed:
         raise ChecksFailed(
             f"{len(failed)} of {len(findings)} checks failed: {', '.join(failed)}",
-            fix="apply the fix of each finding above",
+            fix="apply the fix for each failed check above",
         )

@@ -59,7 +59,7 @@ def guarded(name: str, check: Callable[[], Finding]) -> Finding:
     except subprocess.TimeoutExpired as fault:
         line = process.pasteable([fault.cmd] if isinstance(fault.cmd, str | os.PathLike) else fault.cmd)
         found = f"{line} was still running after {fault.timeout:.0f} s"
-        fix = "run the program yourself to see why it hangs; if it is a foreign program, update its emulator"
+        fix = "run the program yourself to see why it hangs; if an emulator runs it, update the emulator"
         return fail(name, "tried", found, fix)
     except OSError as fault:
         return fail(name, "tried", str(fault), "correct the cause that the error message names")

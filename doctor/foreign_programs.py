@@ -1,4 +1,4 @@
-"""Run programs built for the target: a small ARM program, a directory listing, and a compiled program.
+"""Run programs built for the target: a small ARM program, which also lists a directory, and a compiled program.
 
 For 64-bit processes such as qemu-user, ext4 numbers directory entries with a 64-bit hash. An emulated 32-bit program
 whose C library stores this number in a 32-bit field gets EOVERFLOW from readdir(3). Many programs treat this error as
@@ -27,7 +27,7 @@ def check_execution(folder: Path) -> Finding:
 
 
 def check_execution_64(folder: Path) -> Finding:
-    """Run a static 64-bit ARM program; 64-bit images need it."""
+    """Run a static 64-bit ARM program, as a build of a 64-bit image does."""
     program = folder / "probe-64"
     with files.replacing(program) as aside:
         aside.write_bytes(probe.elf_64())
@@ -41,12 +41,12 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
         ended = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S)
     except OSError as fault:
         reasons = {
-            errno.ENOEXEC: ("the kernel cannot start it", "./inv --set-up registers the emulator"),
-            errno.EACCES: ("the disk is mounted noexec", "point build.folder in invoke.yaml at another disk"),
+            errno.ENOEXEC: ("the kernel cannot start it", "run ./inv --set-up to register the emulator"),
+            errno.EACCES: ("the disk is mounted noexec", "set build.folder in invoke.yaml to a folder on another disk"),
             errno.ENOENT: (
                 "the registered emulator no longer exists",
-                "./inv --set-up installs and registers it; if its package is installed, apt-get install --reinstall it "
-                f"({EMULATOR_PACKAGES})",
+                "run ./inv --set-up to install and register it; if its package is already installed, reinstall the "
+                f"package with apt-get install --reinstall ({EMULATOR_PACKAGES})",
             ),
         }
         found, fix = reasons.get(fault.errno or 0, (fault.strerror or str(fault), "see the findings above"))
@@ -56,11 +56,11 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
     if ended.returncode == 0 and ended.stdout == output:
         return ok(name, done, output.decode().strip() or "the program runs")
     found = f"{process.explain_exit(ended.returncode)}: {ended.stderr.decode(errors='replace').strip()[:200]}"
-    return fail(name, done, found, "update the emulator; see also the findings on versions and vm.mmap_min_addr")
+    return fail(name, done, found, "update the emulator; see also 'emulator and kernel' and 'vm.mmap_min_addr' above")
 
 
 def check_listing(folder: Path) -> Finding:
-    """List a directory of 64 files on the build disk from a 32-bit process (see the module docstring)."""
+    """List a directory of 64 files on the build disk with a 32-bit process (see the module docstring)."""
     name = "32-bit directory listing"
     program = write_probe(folder)
     listed = folder / "listed"
@@ -78,13 +78,13 @@ def check_listing(folder: Path) -> Finding:
         return warn(
             name,
             done,
-            "EOVERFLOW: entries have 64-bit numbers; an emulated 32-bit readdir treats such directories as empty",
+            "EOVERFLOW: entries have 64-bit numbers, so emulated 32-bit programs may see an empty directory",
             "the build steps work around it; for your own emulated programs, set build.folder to a folder on tmpfs, "
             "xfs or btrfs, or compile them with -D_FILE_OFFSET_BITS=64",
         )
     reasons = {2: "the directory could not be opened", 3: "getdents64 failed", 4: "the listing was incomplete"}
     found = reasons.get(status, process.explain_exit(status))
-    return fail(name, done, found, "point build.folder in invoke.yaml at a tmpfs, xfs, btrfs or ext4 disk")
+    return fail(name, done, found, "set build.folder in invoke.yaml to a folder on a tmpfs, xfs, btrfs or ext4 disk")
 
 
 def check_cross_compiler(folder: Path, gnu: str) -> Finding:
@@ -98,10 +98,10 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
         limit_s=RUN_LIMIT_S,
         fix="apt-get install --reinstall g++-" + gnu,
     )
-    done = f"compiled a C++ program with {compiler.name}, ran it"
+    done = f"compiled a C++ program with {compiler.name}, and ran it"
     status = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode
     if status != 42:
-        return fail(name, done, f"expected status 42, got {status}", "see the finding on 32-bit ARM programs")
+        return fail(name, done, f"expected status 42, got {status}", "see the findings on ARM programs above")
     version = first_version(process.output_of([compiler, "-dumpfullversion"], limit_s=RUN_LIMIT_S))
     return ok(name, done, f"version {version}; the program returned the expected status")
 

@@ -13,7 +13,9 @@ from engine import systemd
 def check_init() -> Finding:
     """Report whether systemd or ``./inv`` starts the engine. Both are supported."""
     found = (
-        "systemd runs as init and runs the engine" if systemd.booted() else "no systemd: ./inv starts dockerd itself"
+        "systemd is the init system and runs the engine"
+        if systemd.booted()
+        else "no systemd: ./inv starts dockerd itself"
     )
     return ok("init", "looked for /run/systemd/system", found)
 
@@ -35,7 +37,7 @@ def _check_mounting() -> Finding:
     if ended.returncode == 0:
         return ok("rights", done, "you are root and can mount")
     found = f"you are root, but cannot mount: {' '.join(ended.stderr.split())}"
-    return fail("rights", done, found, "run this container with --privileged")
+    return fail("rights", done, found, "start this container with --privileged")
 
 
 def _check_sudo() -> Finding:
@@ -53,6 +55,6 @@ def _check_sudo() -> Finding:
         timeout=RUN_LIMIT_S,
     )
     if ended.returncode == 0:
-        return ok("rights", done, f"{user}, and sudo works: sudo ./inv build-image")
+        return ok("rights", done, f"{user}, and sudo works; to build, run sudo ./inv build-image")
     found = f"{user}; {' '.join(ended.stderr.split()) or 'sudo refused'}"
     return warn("rights", done, found, "check your permission with sudo --validate, then run sudo ./inv build-image")

@@ -28,7 +28,7 @@ def check_pockets(sources: tuple[apt.Source, ...], folder: Path, *, strict: bool
     """Fetch and verify the package lists of the given sources."""
     name = "apt mirror"
     done = f"fetched and verified the lists of {len(sources)} pockets"
-    fix = "set image.mirror in invoke.yaml to a complete mirror, or http_proxy to a proxy that reaches it"
+    fix = "set image.mirror in invoke.yaml to a complete mirror; if this machine needs a proxy, set http_proxy"
     try:
         verified = apt.verify(sources, folder, strict=False, limit_s=_MIRROR_LIMIT_S)
     except MirrorPocketUnusable as fault:
@@ -48,6 +48,10 @@ def check_package_index(folder: Path) -> Finding:
         process.run([sys.executable, "-m", "pip", "download", *words], limit_s=RUN_LIMIT_S)
     except CommandFailed as fault:
         found = fault.tail.strip().splitlines()[-1:] or [fault.found]
-        fix = SOCKS_FIX if SOCKS_MISSING in fault.tail else "set https_proxy, or index-url in pip.conf"
+        fix = (
+            SOCKS_FIX
+            if SOCKS_MISSING in fault.tail
+            else "if this machine needs a proxy, set https_proxy; otherwise, check index-url in pip.conf"
+        )
         return warn(name, done, found[0], fix)
     return ok(name, done, "the index responds")

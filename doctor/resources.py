@@ -13,11 +13,11 @@ from doctor.finding import Finding, Verdict, fail, ok
 from toolchain.config import BuildConfig
 from toolchain.jobs import available_memory_mib, compile_jobs
 
-# This is enough for a bootable Debian image with a torch wheel, its builder image, the exported tree and the previous
+# This is enough for a bootable Debian image with a torch wheel, the builder image, the exported tree and the previous
 # exported tree.
 _DISK_WANTED_MIB = 12 * 1024
 _DISK_NEEDED_MIB = 4 * 1024
-_DISK_FIX = "free some space, or point build.folder in invoke.yaml at a larger disk"
+_DISK_FIX = "free some space, or set build.folder in invoke.yaml to a folder on a larger disk"
 
 
 def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: int = _DISK_NEEDED_MIB) -> Finding:
@@ -46,15 +46,15 @@ def check_engine_disk(data_root: Path) -> Finding:
     """Check the free space in the engine's folder."""
     done = f"read the free space of {data_root}"
     free_mib = shutil.disk_usage(data_root).free >> 20
-    found = f"{free_mib} MiB free; images of a first build take up to {_DISK_NEEDED_MIB} MiB"
+    found = f"{free_mib} MiB free; the images of a first build take up to {_DISK_NEEDED_MIB} MiB"
     if free_mib < _DISK_NEEDED_MIB:
-        fix = "run docker system prune, or move data-root in daemon.json to a larger disk"
+        fix = "run docker system prune, or set data-root in daemon.json to a folder on a larger disk"
         return fail("engine's disk", done, found, fix)
     return ok("engine's disk", done, found)
 
 
 def on_another_disk(data_root: Path, folder: Path) -> bool:
-    """Return whether the engine's folder is on another local disk; false if that is unknown."""
+    """Return whether the engine's folder is on a different local disk from ``folder``; False if that is unknown."""
     with contextlib.suppress(OSError):
         existing = next(place for place in (folder, *folder.parents) if place.exists())
         return data_root.is_dir() and data_root.stat().st_dev != existing.stat().st_dev
@@ -62,7 +62,7 @@ def on_another_disk(data_root: Path, folder: Path) -> bool:
 
 
 def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Finding:
-    """Check the free memory per compiler process, computed in the same way as in builds (toolchain.jobs)."""
+    """Check the free memory per compiler process. Builds compute it in the same way (toolchain.jobs)."""
     free_mib = available_memory_mib() if available_mib is None else available_mib
     cores = len(os.sched_getaffinity(0))
     fitting = free_mib // build.memory_per_job_mib
@@ -71,10 +71,13 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
     verdict, fix = Verdict.OK, ""
     if fitting < 1:
         verdict = Verdict.FAIL
-        fix = f"free memory, or raise the cgroup's limit, so that a compiler has {build.memory_per_job_mib} MiB"
+        fix = (
+            "stop other programs, or raise the cgroup's memory limit, so that a compiler has "
+            f"{build.memory_per_job_mib} MiB"
+        )
     elif wanted > fitting:
         verdict = Verdict.WARN
-        fix = f"set build.jobs to {fitting} (or 0) in invoke.yaml; otherwise, the kernel may kill compilers"
+        fix = f"set build.jobs to {fitting} or 0 (automatic) in invoke.yaml; otherwise, the kernel may kill compilers"
     elif wanted < cores and not build.jobs:
         verdict = Verdict.WARN
         fix = f"add memory: {cores - wanted} of {cores} cores are idle during compilation"
@@ -89,7 +92,7 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
 
 
 def writable(folder: Path) -> Path:
-    """Return the folder or, if it is not writable, the temporary folder; ``check_disk`` reports the reason."""
+    """Return the folder or, if it is not writable, the system's temporary folder. ``check_disk`` reports the reason."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return folder if os.access(folder, os.W_OK | os.X_OK, effective_ids=True) else Path(tempfile.gettempdir())

@@ -11,7 +11,7 @@ from toolchain import process
 
 
 def check_virtual_machine(emulator: str) -> Finding:
-    """Check the program ``emulator``, QEMU's system emulator. KVM runs only guests of the host's architecture."""
+    """Check the program ``emulator``, QEMU's system emulator. KVM is not checked: it cannot run these guests."""
     name, done = "virtual machine", f"listed the machine types of {emulator}"
     program = process.require_program(emulator, "to boot the exported tree")
     machines = process.output_of([program, "-machine", "help"], limit_s=RUN_LIMIT_S)
@@ -19,20 +19,20 @@ def check_virtual_machine(emulator: str) -> Finding:
     if not re.search(r"^virt\s", machines, re.MULTILINE):
         found = f"version {version} does not support the virt machine type"
         return fail(name, done, found, f"install a newer {emulator}")
-    kvm = "/dev/kvm is not needed: the guest's architecture is not this machine's"
+    kvm = "/dev/kvm is not needed, because KVM cannot run guests of another architecture"
     return ok(name, done, f"version {version} supports the virt machine type; {kvm}")
 
 
 def check_nfs_server() -> Finding:
     """Check that the user-space NFS server starts and has the module that serves local folders."""
-    name, done = "NFS server", "ran ganesha.nfsd -v, looked for its VFS module"
+    name, done = "NFS server", "ran ganesha.nfsd -v, and looked for its VFS module"
     program = process.require_program("ganesha.nfsd", "to serve the exported tree")
     version = first_version(process.run([program, "-v"], limit_s=RUN_LIMIT_S, check=False).output)
     modules = [*Path("/usr/lib").glob("*/ganesha/libfsalvfs.so"), *Path("/usr/lib/ganesha").glob("libfsalvfs.so")]
     if not version or not modules:
         found = f"version {version or 'unknown'}" + ("" if modules else ", and no VFS module")
         return fail(name, done, found, "apt-get install nfs-ganesha-vfs")
-    note = "" if os.geteuid() == 0 else "; it must run as root (open_by_handle_at(2))"
+    note = "" if os.geteuid() == 0 else "; the server must run as root (open_by_handle_at(2))"
     return ok(name, done, f"version {version} with VFS{note}")
 
 

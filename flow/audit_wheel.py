@@ -65,7 +65,7 @@ class Probed:
 
     @property
     def verdict(self) -> str:
-        """The verdict: FAIL for an illegal instruction, INCOMPLETE if a step fails for another reason."""
+        """The verdict: FAIL for an illegal instruction, INCOMPLETE if no step ran or one failed for another reason."""
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
         return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE
@@ -139,7 +139,7 @@ class Audited:
                 f"{self.wheel} was not shown to run on {self.cpu.name}",
                 expected="every step of the probe to succeed",
                 found=self.probed.reason or "; ".join(failed) or "no result",
-                fix="see the table above",
+                fix="correct the cause that the table above shows, and run the task again",
             )
 
 
@@ -188,12 +188,12 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
         wheels.audit(wheel, target)
         reason = _no_probe(config)
         disassembler = Disassembler(cpu_tools.ready(config))
-        with progress.step(f"instructions of {wheel.name}"):
+        with progress.step(f"examine the instructions of {wheel.name}"):
             static = cpu_gate.examine(wheel, wanted_cpu, disassembler)
         if reason:
             probed = Probed(reason=reason)
         else:
-            with progress.step(f"dependencies of {wheel.name}"):
+            with progress.step(f"download the dependencies of {wheel.name}"):
                 (others := scratch / "dependencies").mkdir()
                 needed = download.dependencies(wheel, others, target, suite, log)
             (site := scratch / "site").mkdir()
@@ -212,8 +212,8 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
             raise SourceUnavailable(
                 f"there is no wheel at {path}",
                 expected="the path of a wheel, or NAME==VERSION",
-                found="no file",
-                fix="check the path",
+                found="no such file",
+                fix="correct the path",
             )
         return path
     wanted = Wanted.parse(text, folder=folder)
@@ -221,7 +221,7 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
         raise SourceUnavailable(
             f"{wanted} is not a wheel",
             expected="the path of a wheel, or NAME==VERSION",
-            found="a project",
+            found="the path of a project",
             fix=f"build its wheel first: ./inv build-wheel {text}",
         )
     with progress.step(f"download {wanted}"):
@@ -278,7 +278,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Return the first functions without a proven check as text: unchecked ones, then unproven ones."""
+    """Return, as text, the first functions without a proven check: unchecked ones, then unproven ones."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

@@ -12,7 +12,7 @@ from toolchain.errors import UserError
 
 @contextlib.contextmanager
 def build_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock on a target's folder, and remove what killed builds left there.
+    """Hold the lock on a target's folder, and remove the unfinished files of killed builds.
 
     A folder that is read-only for this user can be used as long as no step has to run. Raises RootNeeded if the lock
     file cannot be opened, or UserError if another build holds the lock.
@@ -20,7 +20,7 @@ def build_lock(folder: Path) -> Iterator[None]:
     refusal = UserError(
         f"another build is running in {folder}",
         expected="one build of a target at a time",
-        found="its lock is held",
+        found="a lock on this folder",
         fix="wait for the other build, or set build.folder to another folder",
     )
     with contextlib.ExitStack() as stack:

@@ -48,12 +48,12 @@ def build_wheel(config: Config, text: str, *, folder: Path, options: Options | N
         except RustMissing:
             if not mounts.paths:
                 raise
-            progress.say(f"    {wanted} contains Rust code: it is built again with a Rust toolchain")
+            progress.say(f"    {wanted} contains Rust code, so the build is repeated with a Rust toolchain")
         return build.build(client, _with_rust(context, container), wanted, options or Options(), config)
 
 
 def _with_rust(context: Context, container: build.BuildContainer) -> build.BuildContainer:
-    """Add this PC's Cargo settings and the native Rust toolchain, which is made on first use, to a container."""
+    """Return the container with this PC's Cargo settings and the native Rust toolchain, extracted on first use."""
     settings = cargo_settings.of_this_pc()
     with build_lock(context.root):
         pipeline = pipelines.rust_job(context)
@@ -64,7 +64,7 @@ def _with_rust(context: Context, container: build.BuildContainer) -> build.Build
 
 
 def build_requirements(config: Config) -> list[Path]:
-    """Return the wheels outside the wheelhouses that a build may require: torch, and distribution packages."""
+    """Return the wheels outside the wheelhouses that a build may require: torch's, and those of Debian packages."""
     context = Context(config)
     manifests = pipelines.main_job(context, with_workbench=True)
     torch = require(manifests.manifest_path("torch"), "build-image").facts["wheel"]

@@ -25,12 +25,12 @@ def is_extension_cross_compiled(context: Context) -> bool:
 
 
 def library_image(context: Context) -> str:
-    """Return the role of the image that compiles libqpu. ``build.native_compiler`` does not affect it."""
+    """Return the role of the image in which libqpu is compiled. ``build.native_compiler`` does not affect it."""
     return "dev" if emulated_compiler_reason(context) else "builder"
 
 
 def newer_code_warning(context: Context, wheel: str) -> tuple[str, ...]:
-    """Print and return a warning about a cross-compiled wheel if the image's distribution supports older CPUs."""
+    """If the image's distribution supports older CPUs, print and return a warning about a cross-compiled wheel."""
     if not (older := target_flavour(context.image).compiles_for):
         return ()
     warning = f"{wheel} is not {older} code: it does not run on a Pi 1, whose CPU does not support newer code"

@@ -34,7 +34,7 @@ class Context:
 
     @property
     def client(self) -> docker.DockerClient:
-        """The client of the engine. Raises EngineUnavailable."""
+        """The connection to the engine. Raises EngineUnavailable."""
         if self._client is None:
             self._client = connect()
         return self._client
@@ -66,7 +66,7 @@ class Context:
 
     @property
     def root(self) -> Path:
-        """The target's folder, with its steps' products and manifests."""
+        """The target's folder, with the products and manifests of the steps."""
         return self.config.target_root
 
     @property
@@ -100,7 +100,7 @@ class Context:
 
 
 def for_all_targets(config: Config, suite: str) -> Config:
-    """Return the configuration for products that all targets share: ``suite`` and the default flavour and kernel."""
+    """Return the configuration for products that all targets share: ``suite``, and the defaults for the rest."""
     own = ImageConfig()
     image = replace(config.image, suite=suite, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel)
     return replace(config, image=image)

@@ -1,4 +1,4 @@
-"""Prepare the native tools for machine code: the emulator with plugins, llvm-mca and llvm-objdump."""
+"""Prepare the native tools that examine machine code: the emulator with plugins, llvm-mca and llvm-objdump."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the wheel with CUDA operators on this machine with PyPI's torch, on the CPU if there is no GPU.
+"""Test the wheel with CUDA operators on this machine, with PyPI's torch. Without a GPU, the tests run on the CPU.
 
 The same wheel is tested with each requested torch release in a separate environment: ``cuda/torch-VERSION`` in the
 build folder. An environment contains all dependencies of its torch release. For PyPI's torch, these include gigabytes
@@ -58,9 +58,9 @@ def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -
     if (check or torch) and architecture != here:
         raise PlatformMismatch(
             f"a wheel for {architecture} cannot be tested on this machine",
-            expected=f"a wheel for {here}, or neither --check nor --torch",
+            expected=f"a wheel for {here}, or a build without --check or --torch",
             found=f"--architecture={architecture}",
-            fix="omit these options; benchmarks/cuda/on_gpu.py runs the tests on a machine with the GPU",
+            fix="omit --check and --torch; to test the wheel, run benchmarks/cuda/on_gpu.py on the other machine",
         )
 
 
@@ -142,7 +142,7 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
         )
         files.remove(site)
         made.rename(site)
-    # Otherwise torch would load torch_qpu if it is in the environment.
+    # Without this variable, torch would load torch_qpu if it is installed in the environment.
     no_backends = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     return {"PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", **no_backends}
 
@@ -192,7 +192,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
 
 
 def interpreter(config: Config) -> Path:
-    """Return the Python for ``cuda-timing``: the configured one, or that of the native environment."""
+    """Return the Python for ``cuda-timing``: the configured one, else the native environment's, else this one."""
     if config.cuda.python:
         return ROOT / config.cuda.python
     ours = native.python_of(config)

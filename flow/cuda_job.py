@@ -45,7 +45,7 @@ def plan(config: Config, architecture: str = "amd64") -> list[Decision]:
 
 
 def build_wheel(config: Config, architecture: str = "amd64") -> Wheel:
-    """Bring the wheel for a machine up to date. Raises the failed step's UserError."""
+    """Bring the wheel for an architecture up to date. Raises the failed step's UserError."""
     target = target_of(architecture)
     ensure_running(config)
     native_job.ready_python(config)
@@ -58,7 +58,7 @@ def build_wheel(config: Config, architecture: str = "amd64") -> Wheel:
 
 
 def target_of(architecture: str) -> Architecture:
-    """Return the machine's architecture from its Debian name. Raises PlatformMismatch for a machine without CUDA."""
+    """Return the architecture with this Debian name. Raises PlatformMismatch if CUDA is not available for it."""
     if architecture not in TARGETS:
         raise PlatformMismatch(
             f"CUDA is not available for {architecture}",

@@ -46,10 +46,10 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
     if done.returncode == NO_GPU:
         raise UserError(
             "there is no CUDA GPU to time",
-            expected="a GPU, its driver, and a torch built for CUDA",
-            found=f"{python} finds none",
-            fix="run it on a machine with a CUDA GPU, or set cuda.python to a Python interpreter whose torch is built "
-            "for CUDA",
+            expected="a GPU, its driver, and torch built for CUDA",
+            found=f"{python} finds no GPU",
+            fix="run the task on a machine with a CUDA GPU, or set cuda.python to a Python interpreter whose torch is "
+            "built for CUDA",
         )
     if done.returncode == _USAGE:
         raise UserError(

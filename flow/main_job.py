@@ -97,7 +97,7 @@ def build_image(
     only: Sequence[str] = (),
     reuse: bool = False,
 ) -> Built:
-    """Bring the system image, or ``only`` the named steps, up to date; ``reuse`` is as in ``Context``.
+    """Bring the system image, or the steps named in ``only``, up to date; ``reuse`` is as in ``Context``.
 
     Raises RootNeeded before it changes anything, or the failed step's UserError.
     """
@@ -111,7 +111,7 @@ def build_image(
         pipeline = _pipeline(context, again, only)
         decisions = _plan(pipeline, update=update, again=again, only=only)
         before = {path: path.stat().st_mtime_ns for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}")}
-        # Configuring the root uses one core. The two other steps prepare the compilers.
+        # Configuring the root uses only one core, so two steps that prepare the compilers run at the same time.
         manifests = pipeline.execute(decisions, at_once=3)
         written = {item.step: pipeline.manifest_path(item.step) for item in manifests}
         ran = frozenset(step for step, path in written.items() if before.get(path) != path.stat().st_mtime_ns)

@@ -18,7 +18,7 @@ from toolchain.steps import Made, Step
 def builder_step(
     context: Context, *, name: str, title: str, code: str, packages: str, architectures: tuple[Architecture, ...]
 ) -> Step:
-    """Return the step that makes the root and its image. ``packages`` names a table of images/packages.toml."""
+    """Return the step that makes the root and its image. ``packages`` names a table in images/packages.toml."""
     names = packages_for(packages, context.image)
 
     def action(needs: Mapping[str, Manifest]) -> Made:

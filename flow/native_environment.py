@@ -17,7 +17,7 @@ TORCH_NEEDS = (
     "sympy==1.14.0",
     "typing-extensions==4.16.0",
 )
-"""The packages that torch imports on a CPU. A CUDA wheel from PyPI also requires gigabytes of CUDA libraries."""
+"""The packages that a CPU build of torch imports. A CUDA build from PyPI also needs gigabytes of CUDA libraries."""
 TOOLS = ("expecttest==0.3.0", "numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0", "setuptools==84.2.1", "wheel==0.48.0")
 _INSTALL_LIMIT_S = 3600.0
 
@@ -46,7 +46,7 @@ def torch_include(config: Config) -> Path:
         "torch's headers are missing",
         expected=f"torch/include in {root}",
         found="no such folder",
-        fix="run the task again: it creates the environment",
+        fix="run the task again to create the environment",
     )
 
 

@@ -28,9 +28,9 @@
     native-python ──┬── native-qpu-ops ──┬── native-suite
     native-libqpu ──┘                    └── native-breadth
 
-Shells require the development root. The extension also requires it if it is built in the target's container, either
-because the native compiler is disabled or because only the target's compiler generates the right code. In the latter
-case, libqpu is also compiled there.
+Shells require the development root. So does the extension if it is built in the target's container, either because the
+native compiler is disabled or because only the target's compiler generates the right code. In the latter case, libqpu
+is also compiled there.
 
 The steps' manifests and products are in the target's folder.
 """
@@ -100,7 +100,7 @@ def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
 
 
 def torch_job(context: Context, *, again: bool = False) -> Pipeline:
-    """Return the steps that build a torch wheel. ``again`` ignores a wheel in the artefact cache."""
+    """Return the steps that build a torch wheel. With ``again``, a wheel in the artefact cache is ignored."""
     before = (mirror.step(context), torch_builder.step(context), torch_source.step(context))
     return Pipeline(context.root, (*before, torch_wheel.step(context, again=again)))
 
@@ -124,7 +124,7 @@ def card_job(context: Context) -> Pipeline:
 
 
 def firmware_job(context: Context, name: str) -> Pipeline:
-    """Return the step that fetches firmware of boards; ``name`` is a key of ``card_firmware.PARTS``."""
+    """Return the step that fetches firmware for boards; ``name`` is a key of ``card_firmware.PARTS``."""
     return Pipeline(context.root, [mirror.step(context), card_firmware.step(context, name)])
 
 

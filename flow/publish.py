@@ -1,7 +1,7 @@
 """``push --sign``, ``pull --verify``, ``sign`` and ``verify``: sign and verify images and files.
 
 An image's provenance is an in-toto statement with a SLSA provenance predicate, version 1, as for torch. It lists the
-SHA-256 of the wheels, libqpu, the mirror's package lists and the bill of materials, and the commit.
+commit and the SHA-256 of the wheels, libqpu, the mirror's package lists and the bill of materials.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUILD_TYPE = "tag:pitorch,2026:build-image/v1"
 """A tag URI (RFC 4151), not a link. docs/trust.md describes this build type."""
 BUILDER = "tag:pitorch,2026:pitorch/v1"
 FILE_TYPE = "tag:pitorch,2026:file/v1"
-"""The type of the statement about a file without provenance; the statement has no fields."""
+"""The predicate type of the statement about a file without provenance; the predicate has no fields."""
 _STEPS = ("system", "sbom", "mirror", "rootfs", "libqpu", "torch", "qpu-ops")
 
 
@@ -57,8 +57,8 @@ def push(
 ) -> Pushed | PushedIndex:
     """Push each configuration's system image and, with ``sign``, its signature and signed statements.
 
-    An index is also pushed if there are several images, each for a different architecture. Raises the same exceptions
-    as ``registry.client.push``, ConfigError without a key, or ArtefactMissing if an image was not built here.
+    If there are several images, each for a different architecture, an index is also pushed. Raises the same exceptions
+    as ``registry.client.push``, ConfigError if the key is not set, or ArtefactMissing if an image was not built here.
     """
     predicates = []
     if sign:
@@ -87,9 +87,9 @@ def pull(
     verify: bool,
     key: Path | None,
 ) -> list[Pulled]:
-    """Pull these architectures' system images; with ``verify``, only if signatures and statements are valid.
+    """Pull each configuration's system image; with ``verify``, only if all signatures and statements are valid.
 
-    Raises the same exceptions as ``registry.client.pull``, ConfigError without a key, or SignatureRefused.
+    Raises the same exceptions as ``registry.client.pull``, ConfigError if the key is not set, or SignatureRefused.
     """
     if not verify:
         return client.pull(configs, registry=registry, tag=tag, user=user)
@@ -106,7 +106,8 @@ def pull(
 def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
     """Verify an image in a registry: all digests, the signature, the statements, and every layer's contents.
 
-    Raises UserError, ConfigError without a key, SignatureRefused, and the same exceptions as ``registry.client.pull``.
+    Raises UserError, ConfigError if there is no key, SignatureRefused, and the same exceptions as
+    ``registry.client.pull``.
     """
     wanted = reference.parse(name)
     chosen = public_key(config, key)
@@ -129,8 +130,8 @@ def sign_file(config: Config, path: Path) -> Path:
 
     The statement for a wheel with provenance is that provenance. For a product of this build, such as a card image, a
     provenance statement is generated from the manifest next to the product. For any other file, the statement contains
-    the name and SHA-256. Raises ConfigError without a key, ArtefactDamaged if the provenance or the manifest belongs to
-    another file, or UserError.
+    the name and SHA-256. Raises ConfigError if the key is not set, ArtefactDamaged if the provenance or the manifest
+    belongs to another file, or UserError.
     """
     signer = _private_key(config)
     described = provenance.path_for(path)
@@ -154,9 +155,9 @@ def envelope_of(path: Path) -> Path:
 def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     """Verify a file: its signed statement, its provenance, and the format of a bill of materials.
 
-    Of the other products that a signed provenance lists, those that are next to the file must match. With ``key`` or
-    ``registry.public_key``, the file must be signed. Raises SignatureRefused, ConfigError without a key,
-    ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
+    If a signed provenance lists other products, those that are next to the file must match it. With ``key`` or
+    ``registry.public_key``, the file must be signed. Raises SignatureRefused, ConfigError if a key is needed but not
+    set, ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
     """
     lines = []
     statement = provenance.path_for(path)
@@ -174,7 +175,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
         except RecursionError as fault:
             raise ArtefactDamaged(
                 f"{path.name} is not a valid bill of materials",
-                found="it is nested too deeply",
+                found="a document that is nested too deeply",
                 fix="repeat the task that wrote it",
             ) from fault
         lines.append("bill of materials: accepted by the library for its format")
@@ -255,7 +256,7 @@ def _require_same_statement(signed: Mapping[str, Any], path: Path) -> None:
 
 def _private_key(config: Config) -> CryptoSigner:
     if not config.registry.signing_key:
-        raise ConfigError(["registry.signing_key is not set: signing requires the path of a private key"])
+        raise ConfigError(["registry.signing_key is not set: set it to the path of a private key"])
     return signing.load_private(ROOT / config.registry.signing_key)
 
 
@@ -305,7 +306,7 @@ def _require_newest(config: Config, wanted: Reference, found: attestations.Verif
             f"{wanted} is older than the image that was verified here before",
             expected=f"{before['digest']}, built {before['finished']}, or a later one",
             found=f"{found.digest}, built {found.finished}",
-            fix=f"another user may have set the tag to an older image; if you did so yourself, remove {path}",
+            fix=f"if you set the tag to an older image yourself, remove {path}; otherwise, do not use the image",
         )
 
 
@@ -359,7 +360,7 @@ def _image_id(config: Config) -> str:
 def _provenance_of_product(path: Path) -> dict[str, Any] | None:
     """Return a file's provenance, from the manifest next to it that lists the file; None if there is no such manifest.
 
-    Raises ArtefactDamaged if the file has changed since then.
+    Raises ArtefactDamaged if the file has changed since the manifest was written.
     """
     for described in sorted(path.parent.glob(f"*{MANIFEST_SUFFIX}")):
         made = Manifest.read(described)

@@ -52,7 +52,8 @@ def common_packages(context: Context) -> tuple[str, ...]:
     if context.image.ml_packages:
         common |= set(packages_for("ml_packages", context.image))
     if context.config.torch.source == "distribution":
-        common |= {"python3-torch", *context.suite.torch_python}  # it imports setuptools without depending on it
+        # The package python3-torch imports setuptools, but does not depend on it.
+        common |= {"python3-torch", *context.suite.torch_python}
     if context.config.remote.ffi_in_image:
         common |= {*context.suite.torch_python}  # includes the packages that TVM's FFI imports
     return tuple(sorted(common))
@@ -65,7 +66,7 @@ def absent_warnings(context: Context) -> tuple[str, ...]:
 
 
 def target_spec(context: Context, needs: Mapping[str, Manifest]) -> rootfs.RootSpec:
-    """Return the target root's specification, with the packages that the torch wheel requires, if there is one."""
+    """Return the target root's specification. The packages that the torch wheel requires, if any, are included."""
     torch = needs["torch"].facts
     with_torch = {*context.suite.torch_python} if torch["wheel"] else set()
     if torch["wheel"] and not torch["self-contained"]:

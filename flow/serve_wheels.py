@@ -2,7 +2,7 @@
 
 The index offers the wheels in the wheelhouses, the torch wheel that would be installed in the image
 (recipes.torch.resolve), its companions if they have been built, and TVM FFI's wheel. Other torch wheels that fit the
-image are omitted: pip would choose the newest one, and the board's torch would differ from the image's.
+image are omitted, because pip would choose the newest one, and the board's torch could differ from the image's.
 """
 
 from __future__ import annotations

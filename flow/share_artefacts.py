@@ -2,7 +2,7 @@
 
 A team's builders can contain different packages, so there can be several wheels with the same recipe key. If this
 machine has a builder, the complete key of the wheel that it would build is known, and that wheel is requested first.
-Otherwise, or if the registry does not have that wheel, the last wheel pushed for the recipe is used.
+Otherwise, or if the registry does not have that wheel, the wheel that was pushed last for the recipe is used.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def artefact_key(config: Config, name: str, key: str) -> str:
 
 
 def _versions(config: Config, made: Manifest) -> dict[str, str]:
-    """Return the versions in torch's builder image. Raises EngineUnavailable, ArtefactMissing or CommandFailed."""
+    """Return the versions of the packages and compilers in torch's builder image.
+
+    Raises EngineUnavailable, ArtefactMissing or CommandFailed.
+    """
     reference = config.image_reference(made.step)
     with contextlib.closing(connect()) as client:
         try:

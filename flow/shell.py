@@ -77,14 +77,14 @@ def require_folder(folder: Path) -> None:
 
 
 def environment(architecture: Architecture, compiler: Mounts) -> dict[str, str]:
-    """Return the values of the variables in ``command_line``. A proxy's address can contain a password."""
+    """Return the values of the variables that ``command_line`` names. A proxy's address can contain a password."""
     return {**build_environment(), **architecture.emulation, **compiler.environment}
 
 
 def open_shell(
     image: str, architecture: Architecture, folder: Path, *, compiler: Mounts, command: str, as_root: bool
 ) -> int:
-    """Open a shell, or run ``command`` in it, and return its exit status. Raises ArtefactMissing.
+    """Open a shell, or run ``command`` in it, and return its exit status. Raises ArtefactMissing if there is no folder.
 
     The container is removed afterwards, even after Ctrl-C, SIGTERM or the loss of the terminal.
     """

@@ -23,7 +23,7 @@ from wheels import artefacts
 
 _WHEEL = "torch-wheel"
 _CPUS = {"armhf": "cortex-a7", "arm64": "cortex-a53"}
-"""The oldest CPU of ``audit-wheel`` for each architecture that the recipe supports."""
+"""The oldest CPU that ``audit-wheel`` supports, for each architecture that the recipe supports."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,10 @@ class Done:
         ]
 
     def import_check(self, architecture: str) -> str:
-        """State that the wheel was not imported, and the command that imports it. ``architecture`` is Debian's name."""
+        """Return a note that the wheel was not imported, with a command that imports it.
+
+        ``architecture`` is Debian's name.
+        """
         path, cpu = shlex.quote(str(_wheel_in(self.wheel))), _CPUS[architecture]
         return f"the wheel was not imported; this command imports and runs it: ./inv audit-wheel {path} --cpu={cpu}"
 
@@ -85,7 +88,7 @@ def plan(config: Config, *, again: bool = False) -> list[Decision]:
 def build_torch(config: Config, *, again: bool = False) -> Done:
     """Bring the wheel up to date. Raises the failed step's UserError.
 
-    With ``again``, compile a wheel even if there is one: ``verify`` and ``bench`` need a build tree.
+    With ``again``, compile a wheel even if there is one, because ``verify`` and ``bench`` need a build tree.
     """
     began = time.monotonic()
     ensure_running(config)
@@ -115,7 +118,7 @@ def _restore_in_cache(config: Config, made: Manifest) -> None:
 
 
 def ready_builder(context: Context) -> building.Builder:
-    """Return the builder after bringing the steps before the wheel up to date. Raises the failed step's UserError."""
+    """Bring the steps before the wheel up to date, and return the builder. Raises the failed step's UserError."""
     pipeline = pipelines.torch_job(context)
     decisions = pipeline.plan(only=("torch-builder", "torch-source"))
     return torch_wheel.builder_of(context, {item.step: item for item in pipeline.execute(decisions)})

@@ -4,16 +4,16 @@ The files come from the source package that the recipe pins. A failure is *expla
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
 separately. If a file exceeds the time limit, pytest is stopped and the results so far are counted.
 
-pytest's exit status does not show whether a file was completed: it may be that of a process that a test forked, and
-pytest itself can be killed. Therefore the collected tests are compared with those whose teardown was reported. The
+pytest's exit status does not show whether a file was completed: it may be the status of a process that a test forked,
+and pytest itself can be killed. Therefore, the collected tests are compared with those whose teardown was reported. The
 remaining tests count as *not run*.
 
 A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` is every fourth test in alphabetical order,
 starting with the second.
 
-The report is written after each file. All files take hours, so a run of the whole list continues an interrupted one: it
-skips the files that the installed torch has completed without unexplained failures. The SHA-256 of torch's ``RECORD``,
-which contains the hashes of all its files, identifies the installed torch.
+The report is written after each file. The whole list takes hours, so a run of it continues an interrupted run: it skips
+the files that the installed torch has completed without unexplained failures. The SHA-256 of torch's ``RECORD``, which
+contains the hashes of all its files, identifies the installed torch.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Part:
                 f"{text!r} is not the name of a test file or a part",
                 expected="a name such as test_nn.py, or a part such as 'test_nn.py 2/4'",
                 found=repr(text),
-                fix="quote the name of a part; parts are numbered from 1",
+                fix="put the name of a part in quotation marks; number the parts from 1",
             )
         return cls(found["file"], part, parts)
 
@@ -111,7 +111,8 @@ class Collected:
 class Result:
     """The result of a file or part.
 
-    ``failures`` maps test names to failure messages; ``explained`` and ``left_out`` map them to our reasons.
+    ``failures`` maps test names to failure messages. ``explained`` and ``left_out`` map test names to the reasons in
+    ``upstream.toml``.
     """
 
     file: str
@@ -123,7 +124,7 @@ class Result:
     seconds: float
     left_out: Mapping[str, str] = field(default_factory=dict)
     unmet: Sequence[str] = ()
-    """Patterns in our tables that match no test in this file."""
+    """Patterns in ``upstream.toml`` that match no test in this file."""
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Result:
@@ -196,7 +197,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path, context: Context) -> Report:
-        """Read the report; drop its results if they are from another torch. Raises the same errors as ``run_in``."""
+        """Read the report; discard results from another torch. Raises the same exceptions as ``run_in``."""
         made = run_in(
             context.client,
             context.config.image_reference("system"),
@@ -244,7 +245,7 @@ def run_tests(
     torch are not run again. ``limit_s`` is the limit per file or part in seconds; ``tests`` is the folder of test files
     to use instead of upstream's. Prints a warning for patterns in ``upstream.toml`` that match no test in their file.
 
-    Raises ChecksFailed with the unexplained failures, ArtefactMissing for an unknown file or if no image has torch, and
+    Raises ChecksFailed with the unexplained failures, ArtefactMissing if a file is unknown or no image has torch, and
     the same exceptions as ``fetch_packages`` and ``unpack``.
     """
     data = tomllib.loads(LIST.read_text())
@@ -257,7 +258,7 @@ def run_tests(
                 f"upstream has no test file {absent[0]}",
                 expected=f"names like {', '.join(data['files'][:3])}",
                 found=", ".join(absent),
-                fix=f"the files are in {folder}",
+                fix=f"choose a file in {folder}",
             )
         report = Report.read(config.target_root / "torch" / "upstream-tests.json", context)
         reasons = Reasons(data["explained"], data["left_out"])
@@ -281,7 +282,7 @@ def run_tests(
             f"{outcome.total('failed')} of upstream's tests fail without a known reason",
             expected="only failures for which recipes/torch/upstream.toml states a reason",
             found="\n".join(found[:20]),
-            fix=f"{outcome.path} contains all of them; the output is in {context.log('upstream')}",
+            fix=f"read all failures in {outcome.path}, and the tests' output in {context.log('upstream')}",
         )
     return outcome
 
@@ -297,7 +298,7 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
             f"the package index does not have {name}",
             expected=", ".join(pins),
             found="no such version",
-            fix="run pip config list to see the index; the pins are in recipes/torch/upstream.toml",
+            fix="check the index (pip config list) and the pins in recipes/torch/upstream.toml",
         )
 
     what = "the packages of upstream's tests"
@@ -413,9 +414,9 @@ def _run_one(
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "OMP_NUM_THREADS": "1",
                 "CI": "",
-                # Upstream's tests run once per available device. The wheel does not include the device of torch_qpu.
+                # Upstream's tests run once per available device. The device of torch_qpu is not part of the wheel.
                 "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-                # The recipe does not build the lazy backend, so its set-up would fail.
+                # The recipe does not build the lazy backend, so the set-up of its tests would fail.
                 "PYTORCH_TESTING_DEVICE_EXCEPT_FOR": "lazy",
             },
             workdir=_MOUNTED,
@@ -444,9 +445,9 @@ def tally(
 ) -> Result:
     """Return a file's result from the lines of pytest-reportlog (one JSON report each).
 
-    ``signal_at`` is when the time limit was reached, in seconds since the epoch. A test that fails later counts as not
-    run, because torch can turn the KeyboardInterrupt into another exception. ``hung`` means that no signal stopped
-    pytest. ``tests`` is None if pytest exited before it had collected the tests; the file then counts as failed,
+    ``signal_at`` is the time of the time limit, in seconds since the epoch. A test that fails later counts as not run,
+    because torch can turn the KeyboardInterrupt into another exception. ``hung`` means that no signal stopped pytest.
+    ``tests`` is None if pytest exited before it had collected the tests. In this case, the file counts as failed,
     regardless of pytest's exit status.
     """
     outcomes: dict[str, str] = {}

@@ -52,8 +52,8 @@ def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: 
     """Rebuild a sample of objects or the whole wheel, and compare the results.
 
     Raises RecipeInvalid, before the engine is started, for a target that the recipe does not build, ChecksFailed with
-    the names of the differing files, or ArtefactMissing without a complete build. If an object does not compile, raises
-    DiskFull or CommandFailed, as ``Builder.run`` does.
+    the names of the differing files, or ArtefactMissing if there is no complete build. If an object does not compile,
+    raises DiskFull or CommandFailed, as ``Builder.run`` does.
     """
     building.Plan.of(load("torch"), config, load_suite(config.image.suite))
     ensure_running(config)
@@ -75,9 +75,9 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
             "there is no build tree of torch to choose objects from",
             expected=f"{listed.name} in {listed.parent}",
             found="no such file",
-            fix="run ./inv build-torch --again (there is no build tree for a cached wheel), or use --full",
+            fix="run ./inv build-torch --again to make a build tree (a cached wheel has none), or use --full",
         )
-    # A precompiled header is not an object; the .cxx file of a unity build is compiled to one.
+    # A precompiled header is not an object. The .cxx files of unity builds are kept, because they produce objects.
     commands = [item for item in json.loads(listed.read_text()) if "/cmake_pch." not in item["file"]]
     if not commands or sample < 1:
         raise ArtefactMissing(
@@ -116,7 +116,7 @@ def _object_of(command: Mapping[str, str]) -> str:
 
 
 def _require_made(tree: Path, objects: Sequence[str]) -> None:
-    """Raise ArtefactMissing for objects that have not been compiled; the database also lists those."""
+    """Raise ArtefactMissing for objects that have not been compiled, which the database also lists."""
     absent = [name for name in objects if not (tree / name).is_file()]
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
@@ -130,7 +130,7 @@ def _require_made(tree: Path, objects: Sequence[str]) -> None:
 
 def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Verified:
     began = time.monotonic()
-    progress.say(f"    compared with {wheel.name}, {where}")
+    progress.say(f"    the new wheel is compared with {wheel.name}, {where}")
     again = builder.elsewhere("again")
     again.discard()
     out = root / "torch-again"
@@ -141,7 +141,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
             "torch's wheel differs when it is built again",
             expected=f"SHA-256 {first}",
             found=f"SHA-256 {second}",
-            fix=f"compare {wheel} with {built.wheel} (diffoscope shows what differs)",
+            fix=f"compare {wheel} with {built.wheel}, for example with diffoscope",
         )
     again.discard()
     files.remove(out)

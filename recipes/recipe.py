@@ -28,7 +28,7 @@ class Recipe:
     """tree (in this repository), archive (the distribution's source package), git (fetched at a pinned commit), or
     index (the package index's source archive, with a pinned SHA-256)."""
     inputs: tuple[str, ...]
-    """Glob patterns of its source files, below ``sources``."""
+    """Glob patterns for the source files below ``sources``."""
     outputs: tuple[str, ...]
     """Glob patterns. Each must match a product."""
     folder: Path
@@ -42,11 +42,11 @@ class Recipe:
     """For some architectures (Debian's names): tables that replace those of the same name in ``tables``."""
 
     def for_architecture(self, name: str) -> Recipe:
-        """Return the recipe with the tables of an architecture."""
+        """Return the recipe with the tables for an architecture."""
         return replace(self, tables={**self.tables, **self.architectures.get(name, {})}, architectures={})
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the inputs and the data, without comments and other versions' tables.
+        """Return the SHA-256 of the inputs and the data, except for comments and the tables of other versions.
 
         The tables of ``architectures`` are not included: a change for one architecture does not affect the products for
         another.
@@ -63,7 +63,7 @@ class Recipe:
                     f"recipe {self.name} did not produce all of its outputs",
                     expected=f"a file that matches {pattern}",
                     found=", ".join(sorted(path.name for path in folder.iterdir())) or "an empty folder",
-                    fix=f"read the log of the recipe; the outputs are listed in recipes/{self.folder.name}/recipe.toml",
+                    fix=f"read the recipe's log; the outputs are listed in recipes/{self.folder.name}/recipe.toml",
                 )
 
 
@@ -71,8 +71,8 @@ def load(name: str) -> Recipe:
     """Load the recipe in the folder called ``name``. Raises RecipeInvalid, which lists all errors in the data file.
 
     A recipe for several versions has a table ``versions.X`` for each. The table of the recipe's ``version`` is merged
-    into the rest, and the version replaces ``{version}`` in the inputs. Tables ``architectures.X`` are for one
-    architecture (``Recipe.for_architecture``).
+    into the rest, and the version replaces ``{version}`` in the inputs. A table ``architectures.X`` is for the
+    architecture X (``Recipe.for_architecture``).
     """
     path = HERE / name / "recipe.toml"
     try:

@@ -30,7 +30,7 @@ def folder(context: Context, name: str) -> Path:
 def step(context: Context, name: str) -> Step:
     """Return the step that fetches a package and extracts the firmware and its licence.
 
-    The table in packages.toml has ``_`` where ``name``, a key of ``PARTS``, has ``-``.
+    ``name`` is a key of ``PARTS``. The packages.toml table has the same name with ``_`` instead of ``-``.
     """
     (package,) = packages_for(name.replace("-", "_"), context.image)
     wanted = tuple(

@@ -1,4 +1,4 @@
-"""Cross-compile torchvision and torchaudio, or get them from the artefact cache or the package index; unpack them."""
+"""Cross-compile torchvision and torchaudio, or get them from the artefact cache or package index, then unpack them."""
 
 from __future__ import annotations
 

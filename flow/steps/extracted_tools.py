@@ -1,4 +1,4 @@
-"""Unpack the packages of native programs that steps and tasks use into one folder, without configuring them."""
+"""Unpack packages with native programs for steps and tasks into one folder, without configuring the packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolchain.steps import Made, Step
 
 
 def folder(context: Context, name: str) -> Path:
-    """Return the folder with the packages of the step ``name``."""
+    """Return the folder with the unpacked packages of the step ``name``."""
     return context.root / name
 
 

@@ -51,5 +51,5 @@ def step(context: Context) -> Step:
 
 
 def _limits(sources: Sequence[apt.Source]) -> str:
-    """Return the names of the packages from each archive that provides only selected packages."""
+    """List, as text, each archive from which only selected packages are used, with the names of these packages."""
     return "; ".join(dict.fromkeys(f"{item.archive}: {' '.join(item.only)}" for item in sources if item.only))

@@ -1,4 +1,4 @@
-"""Test the "qpu" device with PyTorch's own samples, with networks, in several processes, and with torch.compile."""
+"""Test the "qpu" device with PyTorch's own samples, neural networks, several processes and torch.compile."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def step(context: Context) -> Step:
             if needs["libqpu"].facts["own"] or files.NO_ROOM.search(fault.tail):
                 raise
             library = needs["libqpu"].facts["library"]
-            return _omitted(f"LEFT OUT: it does not build against {library} ({fault.found}; {log})")
+            return _omitted(f"LEFT OUT: it cannot be built against {library} ({fault.found}; {log})")
         stage_wheels(context, [wheel], context.root / "qpu-ops-site", tar)
         return Made((wheel, tar), facts={"wheel": wheel.name})
 
@@ -70,7 +70,7 @@ def _omitted(reason: str) -> Made:
 
 
 def place(context: Context, made: Mapping[str, Manifest]) -> qpu_ops.Place:
-    """Return the place to compile the wheel: the ``builder`` image if ``made`` contains it, else the ``dev`` image."""
+    """Return where to compile the wheel: in the ``builder`` image if ``made`` contains it, else in ``dev``."""
     role = "builder" if is_extension_cross_compiled(context) and "builder" in made else "dev"
     reference, image_id = context.config.image_reference(role), made[role].facts["image"]
     if role == "builder":

@@ -28,8 +28,8 @@ def step(context: Context) -> Step:
         qpulib.build(context.client, reference, image_id, data, source, config, tar, log, cross=is_cross)
         files.unpack(tar, context.libqpu_stage)
         warnings = (
-            f"the image contains upstream QPULib ({variant.label}) instead of our libqpu: it has no qpu-info and no "
-            "qpu-selftest",
+            f"the image contains upstream QPULib ({variant.label}) instead of our libqpu, so qpu-info and "
+            "qpu-selftest are missing",
             *([source.warning] if source.warning else []),
         )
         for warning in warnings:

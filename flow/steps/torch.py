@@ -15,7 +15,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Return the step that selects the wheel. If there is none, it fails only if ``torch.required`` is set."""
+    """Return the step that selects the wheel. Without a wheel, the step fails only if ``torch.required`` is set."""
     config = context.config
 
     def action(_: Mapping[str, Manifest]) -> Made:

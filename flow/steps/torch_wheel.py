@@ -107,7 +107,7 @@ def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
     stated = provenance.read(provenance.path_for(wheel), wheel).get("recipeKey")
     if stated != key:
         raise ArtefactDamaged(
-            f"the recipe key in the provenance of the cached {wheel.name} differs from its folder's",
+            f"the provenance of the cached {wheel.name} does not contain the recipe key of its folder",
             expected=f"recipeKey {key}",
             found=str(stated or "none"),
             fix=f"delete {wheel.parent} and run the task again",
@@ -135,8 +135,8 @@ def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
 def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     """Move a wheel and its accompanying files into a folder on the same disk; return their new paths.
 
-    The old provenance is removed first and the new one is moved last. After an interruption, no wheel is therefore next
-    to another wheel's provenance, and a wheel without provenance is not used.
+    The old provenance is removed first and the new one is moved last. Therefore, even after an interruption, no wheel
+    is next to another wheel's provenance. A wheel without provenance is not used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(made, key=lambda path: path.name.endswith(artefacts.PROVENANCE))

@@ -30,7 +30,7 @@ NAME = "companions"
 PREBUILT = HERE / NAME / "prebuilt"
 """Folder of the wheels in this repository."""
 _HOME = "/usr/src/companions"
-_FIX = "the recipe is in recipes/companions; set image.companions: false to omit torchvision and torchaudio"
+_FIX = "correct the recipe in recipes/companions, or set image.companions: false to omit torchvision and torchaudio"
 
 
 def unfit(version: str) -> str:
@@ -38,7 +38,7 @@ def unfit(version: str) -> str:
     if not version:
         return "there is no torch wheel"
     wanted = load(NAME).settings["torch"]
-    return "" if version.startswith(f"{wanted}.") else f"they require torch {wanted}, and the torch wheel is {version}"
+    return "" if version.startswith(f"{wanted}.") else f"they require torch {wanted}, but the torch wheel is {version}"
 
 
 def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> str:
@@ -59,10 +59,10 @@ def listing(config: Config) -> str:
 
 
 def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Path]:
-    """Return the audited wheels of the package index for the torch wheel with this SHA-256; empty if there are none.
+    """Return the package index's wheels that match the torch wheel with this SHA-256; empty if there are none.
 
-    Without ``fetch``, return only wheels that were fetched before. Raises the same exceptions as ``published.obtain``
-    and ``wheels.find.audit``.
+    The wheels are audited. Without ``fetch``, only wheels that were fetched before are returned. Raises the same
+    exceptions as ``published.obtain`` and ``wheels.find.audit``.
     """
     pins = published.pins(config)
     if not pins or pins[0].sha256 != torch:
@@ -79,7 +79,7 @@ def artefact_key(recipe: str, builder: str) -> str:
 
 
 def fetch(data: Recipe, source: apt.Source, folder: Path, log: Path) -> dict[str, Path]:
-    """Fetch each package's source archive into ``folder`` unless it is there. Raises SourceUnavailable."""
+    """Fetch each package's source archive into ``folder`` unless it is already there. Raises SourceUnavailable."""
     places = {}
     for name, package in data.tables["package"].items():
         places[name] = folder / Path(package["archive"]).name

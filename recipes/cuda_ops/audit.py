@@ -71,7 +71,7 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
     wanted_ptx = {item.removesuffix("+PTX").rstrip("af") for item in architectures if item.endswith("+PTX")}
     if set(found.machine_code) != wanted_code or set(found.ptx) != wanted_ptx:
         expected = f"machine code for {sorted(wanted_code)} and PTX for {sorted(wanted_ptx)}"
-        raise _unusable(wheel, expected, f"{list(found.machine_code)} and {list(found.ptx)}")
+        raise _unusable(wheel, expected, f"machine code for {list(found.machine_code)} and PTX for {list(found.ptx)}")
     foreign = [name for name in found.needs if name != "libtorch.so" and not name.startswith(SYSTEM_LIBRARIES)]
     if foreign or "libtorch.so" not in found.needs:
         raise _unusable(wheel, "only libtorch.so and libraries that every system has", ", ".join(found.needs))
@@ -102,7 +102,7 @@ def gpu_code(fatbin: bytes) -> Iterator[tuple[int, str]]:
             at += 8
             continue
         if magic != _MAGIC or header < 16 or at + header + size > len(fatbin):
-            raise WheelUnusable("the library's GPU code cannot be read", found=f"{magic:#x} at {at} of .nv_fatbin")
+            raise WheelUnusable("the library's GPU code cannot be read", found=f"{magic:#x} at byte {at} of .nv_fatbin")
         entry, end = at + header, at + header + size
         while entry + 32 <= end:
             kind, _, entry_header, entry_size = struct.unpack_from("<HHIQ", fatbin, entry)
@@ -140,13 +140,13 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
             f"{wheel.name} is built for another architecture",
             expected=target.wheel_platform,
             found=tag.platform,
-            fix="build it again",
+            fix="build the wheel again",
         )
     if (tag.interpreter, tag.abi) != ("py3", "none"):
-        raise _unusable(wheel, "the tag py3-none: any Python 3", f"{tag.interpreter}-{tag.abi}")
+        raise _unusable(wheel, "the tag py3-none (any Python 3)", f"{tag.interpreter}-{tag.abi}")
 
 
 def _unusable(wheel: Path, expected: str, found: str) -> WheelUnusable:
     return WheelUnusable(
-        f"{wheel.name} does not match the requested wheel", expected=expected, found=found, fix="build it again"
+        f"{wheel.name} does not match the requested wheel", expected=expected, found=found, fix="build the wheel again"
     )

@@ -80,7 +80,7 @@ def build(
             workdir="/usr/src/cuda_ops",
             limit_s=_LIMIT_S,
             log=log,
-            fix="read the compiler's messages above; the sources are in recipes/cuda_ops",
+            fix="read the compiler's messages above, and correct the sources in recipes/cuda_ops",
         )
         recipe.require_outputs(out)
         (made,) = out.glob(recipe.outputs[0])

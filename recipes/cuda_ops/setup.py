@@ -84,7 +84,7 @@ class Build(build_ext):  # type: ignore[misc]
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Any) -> None:
-        """Compile and link."""
+        """Compile the sources and link the library."""
         cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
         nvcc = cuda / "bin" / "nvcc"
         if not nvcc.is_file():
@@ -99,7 +99,7 @@ class Build(build_ext):  # type: ignore[misc]
                 "the CUDA runtime was not found",
                 f"libcudart_static.a in {cudart}",
                 "no such file",
-                "set CUDA_OPS_CUDART",
+                "set CUDA_OPS_CUDART to the folder of this file",
             )
         cxx = os.environ.get("CXX", "g++")
         architectures = gencode(os.environ.get("CUDA_OPS_ARCHITECTURES", ""))
@@ -112,7 +112,7 @@ class Build(build_ext):  # type: ignore[misc]
         common = ["-std=c++17", "-O3"]
         host = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-ffile-prefix-map={HERE}=."]
         objects = []
-        # Name the header folders, because with a cross compiler nvcc searches a header folder of the target machine.
+        # With a cross compiler, nvcc would search a header folder of the target machine, so name the folders here.
         headers = [f"-isystem={folder}" for folder in (cuda / "include", cuda / "include" / "cccl")]
         for name in KERNELS:
             objects.append(work / f"{name}.o")
@@ -184,7 +184,7 @@ class Build(build_ext):  # type: ignore[misc]
         print(shlex.join(argv), flush=True)
         status = subprocess.run(argv, cwd=HERE, check=False).returncode
         if status:
-            refuse(f"{argv[0]} failed", "exit status 0", str(status), "see its output above")
+            refuse(f"{argv[0]} failed", "exit status 0", str(status), "correct the error in its output above")
 
 
 class Wheel(bdist_wheel):  # type: ignore[misc]

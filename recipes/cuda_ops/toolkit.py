@@ -1,4 +1,4 @@
-"""Find a CUDA toolkit of the pinned release: in a configured folder, in the system, or in PyPI's packages.
+"""Find a CUDA toolkit of the pinned release: in a configured folder, on this system, or in packages from PyPI.
 
 Only the parts that a compilation needs are required: nvcc with its programs, the headers, and the static runtime
 library for the wheel's machine. Neither a driver nor a GPU is needed.
@@ -27,7 +27,7 @@ _LIMIT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Toolkit:
-    """The folders of nvcc with its programs, and of the runtime library for the wheel's machine."""
+    """The folder of nvcc and its programs, and the folder of the runtime library for the wheel's machine."""
 
     home: Path
     runtime: Path
@@ -132,8 +132,8 @@ def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> Non
             return NetworkUnreachable(
                 "CUDA's compiler cannot be fetched",
                 expected=f"{name} from the package index",
-                found="the index has none for this platform",
-                fix="configure another index (pip.conf), or set cuda.toolkit to the folder of a toolkit",
+                found="no such package for this platform",
+                fix="set another index in pip.conf, or set cuda.toolkit to the folder of a toolkit",
             )
 
         run_pip(

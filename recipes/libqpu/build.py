@@ -75,7 +75,7 @@ def build(
         ],
         environment={"SOURCE_DATE_EPOCH": str(config.image.source_date_epoch)},
         log=log,
-        fix="read the compiler's messages above; the sources are in libqpu",
+        fix="read the compiler's messages above, and correct the sources in libqpu",
     )
     installed = stage / prefix.removeprefix("/")
     recipe.require_outputs(installed)

@@ -1,11 +1,11 @@
 """Update the previous build of the extension wheel, in seconds instead of minutes, if only its sources have changed.
 
 A full build starts Python and imports torch under emulation, and then compiles every source. A changed kernel requires
-only one compilation and one link. Therefore the previous full build is stored: its source folder with the objects, its
-compiler's command lines, and its wheel. Everything else (development root, torch, libqpu, compiler, setup.py) is called
-the *surroundings*. As long as these are unchanged, a rebuild runs the compiler's command lines for the changed sources
-and the linker's for their modules, without Python, and puts the products into a copy of the wheel. The installed files
-are identical to those of a full build, byte for byte; a test compares them.
+only one compilation and one link. Therefore, the previous full build is stored: its source folder with the objects, its
+compiler's command lines, and its wheel. The *surroundings* are everything else: development root, torch, libqpu,
+compiler and setup.py. If they are unchanged, a rebuild runs the compiler's command lines for the changed sources and
+the linker's command lines for their modules, without Python, and puts the products into a copy of the wheel. The
+installed files are identical to those of a full build, byte for byte; a test compares them.
 
 A previous build with different surroundings or any inconsistency is ignored, and a full build follows.
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from toolchain import files
 
 SOURCES = ("csrc", "src")
-"""Folders whose files may change between a build and its update. A change of any other file requires a full build."""
+"""Folders whose files may change between a build and its update. A change to any other file requires a full build."""
 
 _COMPILER = re.compile(r"(?:\S*/)?(?:\S+-)?(?:gcc|g\+\+|cc|c\+\+)(?:-\d+)?")
 _INCLUDED = re.compile(r'^#include "([^"]+\.cpp)"', re.MULTILINE)

@@ -1,8 +1,8 @@
 """Build the extension: `pip wheel .`, or `python setup.py bdist_wheel`.
 
-libqpu is searched for in include/ and lib/ below the folder LIBQPU_PREFIX, or through pkg-config if that is not set. It
-is linked by its soname, and the extension does not contain a search path: at run time, the loader finds libqpu.so.1
-through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
+libqpu is searched for in include/ and lib/ below the folder LIBQPU_PREFIX. If this variable is not set, pkg-config
+finds it. It is linked by its soname, and the extension does not contain a search path: at run time, the loader finds
+libqpu.so.1 through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
 
 For cross-compilation, TORCH_FILES is set to the folder of a torch package for the target machine. The extension is
 compiled against this package, and torch is not imported. The properties of torch are then read from its files.
@@ -62,7 +62,7 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
         "libqpu is required by the extension and was not found\n"
         "  expected: LIBQPU_PREFIX in the environment, or qpu.pc in pkg-config's search path\n"
         f"  found:    {fault.splitlines()[0] if fault else 'neither'}\n"
-        "  fix:      build and install libqpu, then LIBQPU_PREFIX=/its/prefix pip wheel ."
+        "  fix:      build and install libqpu, then run LIBQPU_PREFIX=/its/prefix pip wheel ."
     )
 
 
@@ -98,7 +98,7 @@ def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], *
         language="c++",
         extra_compile_args=[
             *settings.pop("extra_compile_args"),
-            # Assertions contain the paths of headers: record the paths on the target, not those of the cross compiler.
+            # Assertions contain the paths of headers. Use the paths on the target instead of the cross compiler's.
             f"-ffile-prefix-map=/usr/{sysconfig.get_config_var('MULTIARCH')}/include=/usr/include",
             "-DTORCH_API_INCLUDE_EXTENSION_H",
             *abi,
@@ -111,7 +111,7 @@ def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], *
 
 
 def compile_in_parallel() -> None:
-    """Compile MAX_JOBS (PyTorch's variable) sources in parallel if pybind11's helper for this is installed."""
+    """If pybind11's helper for this is installed, compile MAX_JOBS (PyTorch's variable) sources in parallel."""
     try:
         from pybind11.setup_helpers import ParallelCompile
     except ModuleNotFoundError:
@@ -144,7 +144,7 @@ class ParallelBuild(build_ext):  # type: ignore[misc]
 
 compile_in_parallel()
 compile_flags, link_flags = libqpu_flags()
-# -ffile-prefix-map and -g0: the same sources produce the same bytes, wherever they are. AT_PER_OPERATOR_HEADERS is
+# With -ffile-prefix-map and -g0, the same sources produce the same bytes in any folder. AT_PER_OPERATOR_HEADERS is
 # PyTorch's macro for including only the headers of the operators in use. It saves seconds and does not change objects.
 compile_flags += [
     "-DAT_PER_OPERATOR_HEADERS",
@@ -176,7 +176,7 @@ setup(
         extension(
             "torch_qpu._C",
             "csrc/device",
-            "aten.cpp",  # half of the total work; compiled first (in name order), so no core waits for it at the end
+            "aten.cpp",  # half of the work; compiled first (in name order), so that no core waits for it at the end
             "aten_layers.cpp",
             "batches.cpp",
             "chains.cpp",

@@ -116,8 +116,8 @@ def build(
 ) -> Path:
     """Build the wheel into ``folder``, audit it, and return its path.
 
-    ``torch_site`` and ``libqpu`` are staged roots. With ``reuse`` the previous build (recipes.qpu_ops.incremental) is
-    updated if it was made in the same ``surroundings``: strings that identify the mounted files.
+    ``torch_site`` and ``libqpu`` are staged roots. With ``reuse``, the previous build (recipes.qpu_ops.incremental) is
+    updated if it was made with the same ``surroundings``: strings that identify the mounted files.
 
     Raises CommandFailed, PlatformMismatch or WheelUnusable.
     """
@@ -152,7 +152,7 @@ def build(
             },
             workdir="/usr/src/qpu_ops",
             log=log,
-            fix="read the compiler's messages above; the sources are in recipes/qpu_ops",
+            fix="read the compiler's messages above, and correct the sources in recipes/qpu_ops",
         ).output
 
     with files.scratch_folder(work, "qpu-ops") as scratch:

@@ -1,1 +1,1 @@
-"""Upstream QPULib, built in the usual way and used instead of libqpu."""
+"""Upstream QPULib, compiled as upstream does and used instead of libqpu."""

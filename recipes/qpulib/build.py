@@ -1,8 +1,8 @@
 """Build upstream QPULib instead of libqpu: fetch it at a pinned commit and compile it as upstream does.
 
 The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the build folder. The latter is fetched if it
-does not exist. A git tree must be at the pinned commit and without changes. A folder without ``.git`` (an unpacked
-archive) is used as it is, with a warning that is recorded in the manifest.
+does not exist. A git tree must be at the pinned commit and unchanged. A folder without ``.git`` (an unpacked archive)
+is used as it is, with a warning that is recorded in the manifest.
 
 Each combination of mode, DEBUG setting and compiler has its own build tree, so only files that depend on a changed file
 are recompiled.
@@ -55,7 +55,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Checkout:
-    """Upstream's source. If the folder is not a git tree, ``commit`` is empty and ``warning`` explains it."""
+    """Upstream's source. If the folder is not a git tree, ``commit`` is empty, and ``warning`` states this."""
 
     folder: Path
     commit: str
@@ -83,7 +83,7 @@ def pin(recipe: Recipe) -> str:
             "upstream QPULib is not pinned to a commit",
             expected="40 hexadecimal digits",
             found=repr(commit),
-            fix=f"edit {recipe.folder}/recipe.toml",
+            fix=f"set commit in {recipe.folder}/recipe.toml to the full hash of a commit",
         )
     return commit
 
@@ -136,8 +136,9 @@ def _unavailable(recipe: Recipe, folder: Path, found: str) -> SourceUnavailable:
         expected=f"{url} at commit {commit}, or an unchanged checkout of it in {folder}",
         found=found,
         fix=(
-            f"on a machine with network access: git clone {url} QPULib && git -C QPULib checkout {commit}; copy that "
-            f"folder to {folder}, or set INVOKE_QPU_UPSTREAM_SOURCE. Proxies: https_proxy, http_proxy or all_proxy"
+            "if this machine needs a proxy, set https_proxy, http_proxy or all_proxy; without network access, run git "
+            f"clone {url} QPULib && git -C QPULib checkout {commit} on another machine, and copy the folder QPULib to "
+            f"{folder}, or set INVOKE_QPU_UPSTREAM_SOURCE to the copy"
         ),
     )
 
@@ -181,7 +182,7 @@ def _fetch(recipe: Recipe, folder: Path) -> None:
 
 
 def commands(places: Places, variant: Variant, *, jobs: int, options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return commands that configure, compile and install. ``options`` are CMake options for compiler and prefix."""
+    """Return the commands for configuring, compiling and installing. ``options`` are from ``compile_options``."""
     configure = (
         *("cmake", "-S", places.recipe, "-B", places.tree, "-G", "Ninja", *options),
         "-DCMAKE_BUILD_TYPE=",
@@ -236,7 +237,7 @@ def build(
         ],
         environment={"SOURCE_DATE_EPOCH": str(config.image.source_date_epoch)},
         log=log,
-        fix="read the compiler's messages above; the source is upstream's",
+        fix="read the compiler's messages above; the source code is upstream's, not this project's",
     )
     installed = stage / recipe.settings["prefix"].removeprefix("/")
     recipe.require_outputs(installed)

@@ -36,7 +36,7 @@ _FP_OF_ARMHF = ("VFPv2", "VFPv3-D16")
 """Floating-point units with at most 16 double-precision registers, which every armhf CPU has."""
 _FP_OF_NEON = (*_FP_OF_ARMHF, "VFPv3", "VFPv4", "VFPv4-D16")
 _KERNELS = "torch/lib/libtorch_cpu.so"
-_FIX = "the recipe is in recipes/torch; ./inv build-torch builds it again"
+_FIX = "correct the recipe in recipes/torch, and run ./inv build-torch to build the wheel again"
 _TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 
 
@@ -65,12 +65,12 @@ def examine(
 ) -> Examined:
     """Audit a wheel for a target. Raises WheelUnusable with all faults, or PlatformMismatch for another machine.
 
-    ``extends`` lists libraries that are loaded before those of the wheel: for a wheel that extends torch, torch's.
+    ``extends`` lists libraries that are loaded before those of the wheel. If the wheel extends torch, they are torch's.
 
     The following are faults: a wrong tag, RECORD, machine or float ABI (wheels.find.audit); a CPU architecture,
     floating-point unit or use of NEON that contradicts the compiler's ``flags``, except in libraries that select their
     code for the CPU at run time; GLIBC or GLIBCXX symbols newer than the release's; libraries that are neither in the
-    wheel nor in a minimal system; undefined symbols; RPATHs that leave the wheel; and paths of the build in any member.
+    wheel nor in a minimal system; undefined symbols; RPATHs that leave the wheel; and paths from the build in any file.
     A size of more than 60 MB causes a warning.
     """
     wheels.audit(wheel, target)
@@ -90,7 +90,7 @@ def examine(
         # Headers, CMake files and scripts may contain paths too.
         for name in archive.namelist():
             with archive.open(name) as stream:
-                sums.faults += [f"{name} contains a path of its build"] if _holds(stream, _BUILD_PATHS) else []
+                sums.faults += [f"{name} contains a path from its build"] if _holds(stream, _BUILD_PATHS) else []
     sums.faults += [
         f"{name} requires the symbol {symbol}, which no library in the wheel defines"
         for symbol, name in sorted(sums.required.items())
@@ -116,7 +116,10 @@ def examine(
 def examine_stripped(
     wheel: Path, target: Architecture, suite: Suite, *, flags: str, home: str, extends: Sequence[Path] = (), fix: str
 ) -> Examined:
-    """Audit a wheel as ``examine`` does; also require stripped libraries without the build folder's path ``home``."""
+    """Audit a wheel like ``examine``; also require that its libraries are stripped and do not contain ``home``.
+
+    ``home`` is the path of the folder in which the wheel was built.
+    """
     seen = examine(wheel, target, suite, flags=flags, extends=extends, fix=fix)
     faults = [] if seen.elf_files else ["it has no library"]
     with zipfile.ZipFile(wheel) as archive:
@@ -125,11 +128,11 @@ def examine_stripped(
                 faults.append(f"{name} has a symbol table")
             content.seek(0)
             if home.encode() in content.read():
-                faults.append(f"{name} contains a path of its build")
+                faults.append(f"{name} contains a path from its build")
     if faults:
         raise WheelUnusable(
             f"{wheel.name} cannot be used",
-            expected="stripped libraries without paths of their build",
+            expected="stripped libraries without paths from their build",
             found="; ".join(faults),
             fix=fix,
         )
@@ -154,7 +157,7 @@ def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str 
 
 
 def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
-    """Record the symbols that a file defines and requires, except for versioned ones, which are the system's."""
+    """Record the symbols that a file defines and requires, except for versioned ones, which the system provides."""
     symbols, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
     if not isinstance(symbols, SymbolTableSection):
         return
@@ -168,7 +171,10 @@ def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
 
 
 def _defined_symbols(elf: ELFFile) -> set[str]:
-    """Return the symbols that a library defines. For torch's libraries, pyelftools would take many seconds."""
+    """Return the symbols that a library defines.
+
+    The symbol table is read directly, because pyelftools would take many seconds for torch's libraries.
+    """
     table = elf.get_section_by_name(".dynsym")
     if not isinstance(table, SymbolTableSection):
         return set()

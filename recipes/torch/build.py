@@ -41,7 +41,7 @@ _PATIENCE_S = 20.0
 """After Ctrl-C, the time in seconds for ninja to remove partly written files, which a later run would reuse."""
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
-"""The estimated free space in MiB for packaging, and for a build in a tree that already contains objects."""
+"""The estimated space in MiB that packaging needs, as does a build in a tree that already contains objects."""
 _NEXT_TO_NOTHING_MIB = 16
 """A limit in MiB for free space. It is less than the size of any library that is written for the wheel."""
 _KILLED = re.compile(r"Killed signal terminated program|unable to execute command: Killed|terminated with signal 9")
@@ -107,7 +107,7 @@ class Plan:
         if reason := variants[name].get("refused"):
             raise RecipeInvalid(
                 f"torch cannot be built for {variants[name]['title']}",
-                expected="a compiler and libraries of that architecture",
+                expected="a compiler and libraries for that architecture",
                 found=reason,
                 fix="use --variant=neon or --variant=baseline",
             )
@@ -257,7 +257,7 @@ class Builder:
         seconds: dict[str, float] = {}
         before, finished = self.runs(), False
         if not before and (self.home / "pytorch").is_dir():
-            before = [Run(seconds={}, finished=False)]  # its time was not recorded
+            before = [Run(seconds={}, finished=False)]  # a run whose time was not recorded
         files.write_text_atomically(self.home / _MADE_FOR, self._made_for)
         self._note(before, Run(seconds=seconds, finished=finished))
         try:
@@ -298,9 +298,9 @@ class Builder:
     def older(self) -> tuple[list[Builder], list[Builder]]:
         """Return the other trees in the same folder: those that this tree replaces, and the remaining ones.
 
-        This tree replaces any tree that was made for the same variant, source and user options but has another key. It
-        does not replace the tree of a second build with the same key, which is used for a comparison, nor a tree that
-        does not record what it was made for.
+        This tree replaces any tree that was made for the same variant, source and user options but has another key. Two
+        kinds of trees are not replaced: that of a second build with the same key, which is used for a comparison, and
+        one that does not record what it was made for.
         """
         replaced: list[Builder] = []
         others: list[Builder] = []
@@ -352,7 +352,10 @@ class Builder:
         files.write_text_atomically(stamp, shlex.join(argv))
 
     def _require_as_given(self, said: str) -> None:
-        """Raise RecipeInvalid if CMake has overridden a user's option: key and provenance contain the user's value."""
+        """Raise RecipeInvalid if CMake has overridden a user's option.
+
+        The key and the provenance contain the user's value.
+        """
         given = dict(item.split("=", 1) for item in self._plan.config.torch.options)
         other = overridden(given, _text(self.home / "pytorch" / "build" / "CMakeCache.txt"), said)
         if other:
@@ -365,7 +368,7 @@ class Builder:
             )
 
     def compile(self) -> None:
-        """Run ninja with a progress bar. It continues where an interrupted run stopped."""
+        """Run ninja with a progress bar. Ninja continues where an interrupted run stopped."""
         with progress.bar("torch: objects") as bar:
 
             def on_line(line: str) -> None:
@@ -388,7 +391,7 @@ class Builder:
         out.mkdir()
         setup = shlex.join(self._plan.setup)
         environment = {**self._plan.setup_environment, "MAX_JOBS": str(self.jobs)}
-        # setup.py would use the files that an interrupted run has collected.
+        # Remove the files that an interrupted run has collected; otherwise, setup.py would use them.
         stale = f"{_HOME}/raw {_TREE}/build/lib.* {_TREE}/build/bdist.* {_TREE}/build/temp.*"
         self.run(["sh", "-euc", f"rm -rf {stale}; cd {_TREE}; {setup}"], environment=environment)
         wanted: dict[str, Any] = {
@@ -444,7 +447,7 @@ class Builder:
     ) -> str:
         """Run a command in a container with the sources, the tree and the recipe; return the command's output.
 
-        Raises CommandFailed if the command fails, unless ``check`` is false. Raises DiskFull for a full disk, and
+        Raises CommandFailed if the command fails, unless ``check`` is false. Raises DiskFull if the disk is full, and
         CommandFailed with a specific message if memory runs out. If the disk was almost full while the command ran,
         this is reported as the cause, even if the output does not mention it.
         """
@@ -475,7 +478,7 @@ class Builder:
                 raise self._memory_exhausted(killed[0] if killed else fault.found) from fault
             if least[0] < _NEXT_TO_NOTHING_MIB << 20:
                 *_, last = fault.found, *(line.strip() for line in fault.tail.splitlines() if line.strip())
-                raise self._disk_full(f"{least[0] >> 20} MiB were free there when a program failed ({last})") from fault
+                raise self._disk_full(f"{least[0] >> 20} MiB free when a program failed ({last})") from fault
             raise
         if full and not check:
             raise self._disk_full(full[0])
@@ -493,8 +496,8 @@ class Builder:
             expected=f"free space for objects in {self.home} and {self.cache}, and for temporary files of the compiler "
             "in the engine's storage",
             found=words,
-            fix="free some space there, or set build.folder in invoke.yaml to a folder on a larger disk; run the task "
-            "again to continue from here",
+            fix="free some space in these places, or set build.folder in invoke.yaml to a folder on a larger disk; run "
+            "the task again to continue from here",
         )
 
     def _memory_exhausted(self, found: str) -> CommandFailed:
@@ -502,7 +505,8 @@ class Builder:
             "memory ran out during the build of torch",
             expected=f"memory for {self.jobs} compiler processes of 1.5 GiB each",
             found=found,
-            fix="run INVOKE_BUILD_JOBS=1 ./inv build-torch, or stop other programs; the task continues from here",
+            fix="run INVOKE_BUILD_JOBS=1 ./inv build-torch, or stop other programs and run the task again; it "
+            "continues from here",
         )
 
     def _run_in(

@@ -1,8 +1,8 @@
 """Write and read a wheel's provenance: an in-toto statement with a SLSA provenance predicate, version 1.
 
-The statement contains the SHA-256 of the wheel, the source (its files, or upstream's commit), every package of the
+The statement contains the SHA-256 of the wheel, the source (its files, or upstream's commit), every package in the
 builder image with its version, the compiler, the options, and the recipe's key. It does not contain paths or host names
-of this PC.
+from this PC.
 
 Types are URIs (in-toto's TypeURI), packages are package URLs (ECMA-427), and a resource has a URI, a digest or its
 content (in-toto's ResourceDescriptor).
@@ -128,7 +128,7 @@ def _byproduct(name: str, values: Mapping[str, float]) -> dict[str, Any]:
 
 
 def read(path: Path, wheel: Path) -> dict[str, Any]:
-    """Check the wheel's SHA-256 in a statement; return the statement's external parameters. Raises ArtefactDamaged."""
+    """Compare a wheel's SHA-256 with its statement; return the external parameters. Raises ArtefactDamaged."""
     try:
         document = json.loads(path.read_text())
         stated = {item["name"]: item["digest"]["sha256"] for item in document["subject"]}
@@ -141,7 +141,7 @@ def read(path: Path, wheel: Path) -> dict[str, Any]:
     if stated.get(wheel.name) != found:
         raise ArtefactDamaged(
             f"{wheel.name} does not match its provenance",
-            expected=f"SHA-256 {stated.get(wheel.name, 'of another name')}",
+            expected=f"SHA-256 {stated.get(wheel.name, '(the provenance has none for this file name)')}",
             found=found,
             fix="build or fetch the wheel again",
         )

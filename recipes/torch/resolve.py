@@ -5,8 +5,8 @@ three sources were built by this project's recipe. They are used only if their p
 key, so an old wheel is never used after flags, options or patches have changed. For targets that have no prebuilt
 wheel, a wheel from the package index is pinned by its SHA-256 (published.toml). ``torch.source`` can restrict the
 search to one source. Each wheel is audited before it is used: archive, RECORD, machine and float ABI of every ELF file.
-A wheel that fails is skipped with a warning if another source has a usable one. If there is no usable wheel, a warning
-is printed, and the image is built without torch.
+If a wheel fails the audit and another source has a usable one, the failed wheel is skipped with a warning. If there is
+no usable wheel, a warning is printed, and the image is built without torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Unusable:
 
     def __str__(self) -> str:
         found = f" ({self.fault.found})" if self.fault.found else ""
-        return f"a torch wheel is skipped, {self.origin}: {self.fault.summary}{found}"
+        return f"a torch wheel is skipped ({self.origin}): {self.fault.summary}{found}"
 
 
 def products(config: Config) -> Path:
@@ -76,7 +76,7 @@ def key(config: Config) -> str:
 
 
 def listing(config: Config) -> str:
-    """Return the available wheels as a step input: one line per wheel with its name, size and time."""
+    """Return the available wheels as a step input: one line per wheel with its name, size and modification time."""
     lines = []
     for folder in (*wheelhouses(config), products(config), PREBUILT):
         for path in sorted(folder.glob(f"{load('torch').settings['distribution']}-*.whl")):
@@ -202,7 +202,7 @@ def _published(config: Config, refused: list[str], *, fetch: bool) -> Iterator[t
             yield published.obtain(pin, config), pin.version, "from the package index, with the pinned SHA-256"
         else:
             task = f"./inv build-image --architecture={config.image.architecture}"
-            refused.append(f"{pin.file} is not downloaded: {task} fetches it")
+            refused.append(f"{pin.file} has not been downloaded: {task} fetches it")
 
 
 def _key_of(wheel: Path) -> str:

@@ -20,7 +20,7 @@ from toolchain.errors import CommandFailed, SourceUnavailable
 
 _FETCH_LIMIT_S = 3600.0
 _OTHERS = "status --porcelain --untracked-files=normal --ignored"
-"""The git arguments that list all files outside the commit. Ignored files are included, as they would be copied."""
+"""The git arguments that list all files outside the commit, including ignored ones, which would be copied too."""
 _OTHERS_WITHIN = f'found=$(git {_OTHERS}) && test -z "$found" || echo "$displaypath: $found"'
 """The shell command that does the same in each submodule, because git does not list the ignored files of submodules."""
 
@@ -187,8 +187,8 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
                     "torch's source cannot be fetched from upstream",
                     expected=f"{url} at {tag}, with its submodules",
                     found=said[-1] if said else fault.found,
-                    fix="connect to the network (https_proxy and all_proxy are used), or use the default, "
-                    "--source=archive, which only needs the mirror of the distribution",
+                    fix="connect to the network (if this machine needs a proxy, set https_proxy or all_proxy), or use "
+                    "the default, --source=archive, which needs only the distribution's mirror",
                 ) from fault
             aside.rename(place)
     found = git(place, "rev-parse", "HEAD")
@@ -207,7 +207,7 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
             f"{place} differs from upstream's {tag}",
             expected="the pinned commit with its submodules, and no other files",
             found="; ".join(line.strip() for line in changed[:5]),
-            fix=f"move your own files elsewhere, delete {place} and run the task again; put your own patches into "
+            fix=f"move your own files elsewhere, delete {place}, and run the task again; put your own patches into "
             f"recipes/torch/patches/{recipe.settings['version']}/git",
         )
     return Source(kind="git", folder=place, identity=f"git {commit}", files={})

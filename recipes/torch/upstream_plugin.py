@@ -38,18 +38,20 @@ if sys.maxsize < _HALF:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the three options."""
+    """Add the plug-in's options."""
     group = parser.getgroup("upstream")
     group.addoption("--leave-out", action="append", default=[], metavar="PATTERN", help="tests to exclude (fnmatch)")
     group.addoption(
         "--part", default="1/1", metavar="K/N", help="run every Nth test in name order, starting with the Kth"
     )
-    group.addoption("--tell-collected", metavar="FILE", help="JSON file for the names of all tests and of the part")
+    group.addoption(
+        "--tell-collected", metavar="FILE", help="JSON file for the names of all tests and the part's tests"
+    )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the part's tests except for the excluded ones, and write the names."""
+    """Select the part's tests except for the excluded ones, and write the names of all tests and the part's tests."""
     patterns: list[str] = config.getoption("--leave-out")
     part, parts = map(int, config.getoption("--part").split("/"))
     whole = sorted(item.nodeid for item in items)

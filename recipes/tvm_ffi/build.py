@@ -71,7 +71,7 @@ def build(
             limit_s=_LIMIT_S,
             log=log,
             on_line=show,
-            fix=f"read the compiler's messages above or in {log}; the recipe is in recipes/tvm_ffi",
+            fix=f"read the compiler's messages above or in {log}, and correct the recipe in recipes/tvm_ffi",
         )
     out = scratch / "out"
     recipe.require_outputs(out)
@@ -118,5 +118,5 @@ def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:
 
     Raises WheelUnusable or PlatformMismatch.
     """
-    fix = "the recipe is in recipes/tvm_ffi; ./inv build-tvm-ffi builds it again"
+    fix = "correct the recipe in recipes/tvm_ffi, and run ./inv build-tvm-ffi to build the wheel again"
     return audit.examine_stripped(wheel, target, suite, flags="", home=HOME, fix=fix)

@@ -59,7 +59,7 @@ def key(config: Config) -> str:
 
 
 def listing(config: Config) -> str:
-    """Return the available wheels as an input of a step: one line per wheel with name, size and time."""
+    """Return the available wheels as a step input: one line per wheel with its name, size and modification time."""
     data, wanted = recipe.load(NAME), key(config)
     lines = []
     for folder in wheelhouses(config):

@@ -1,7 +1,7 @@
 """Fetch apache-tvm-ffi's source archive and its build tools from the configured package index.
 
-pip fetches both with the settings of this PC (indices, proxies, certificates, folders of wheels). The archive's SHA-256
-is pinned; pip verifies it, and it is verified again before each use.
+pip fetches both with this PC's settings (indices, proxies, certificates, folders of wheels). The archive's SHA-256 is
+pinned; pip verifies it, and it is verified again before each use.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
 
 
 def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
-    """Fetch the source archive into ``folder`` unless it is there. ``backend`` is the folder from ``tools``.
+    """Fetch the source archive into ``folder`` unless it is already there. ``backend`` is the result of ``tools``.
 
-    Raises NetworkUnreachable, or SourceUnavailable if the index does not have it or its SHA-256 is not the pinned one.
+    Raises NetworkUnreachable, or SourceUnavailable if the index lacks the archive or its SHA-256 is not the pinned one.
     """
     name, version, digest = (recipe.settings[key] for key in ("distribution", "version", "sha256"))
     place = folder / f"{name.replace('-', '_')}-{version}.tar.gz"
@@ -67,7 +67,7 @@ def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
                     f"the package index does not have a source archive of {name} {version}",
                     expected=place.name,
                     found=", ".join(sorted(path.name for path in scratch.iterdir() if path != wanted)) or "nothing",
-                    fix=f"read {log}; run pip config list to see the index",
+                    fix=f"read {log}, and check the index (pip config list)",
                 )
             fetched.replace(place)
     found = files.sha256_of(place)
@@ -82,7 +82,7 @@ def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, s
             f"the package index does not have {name}",
             expected=what,
             found="no such version, or none for this platform",
-            fix="run pip config list to see the index; the pins are in recipes/tvm_ffi/recipe.toml",
+            fix="check the index (pip config list) and the pins in recipes/tvm_ffi/recipe.toml",
         )
 
     run_pip(words, what=what, log=log, unfound=unfound, environment=environment, limit_s=_LIMIT_S)

@@ -1,1 +1,1 @@
-"""TVM's RPC server for a board's image, from the wheels of its architecture."""
+"""TVM's RPC server for a board's image, installed from wheels for the board's architecture."""

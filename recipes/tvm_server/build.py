@@ -32,7 +32,10 @@ def pins() -> tuple[str, ...]:
 
 
 def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: Path) -> None:
-    """Install the server into ``root``. Raises NetworkUnreachable, or WheelUnusable without wheels for the target."""
+    """Install the server into ``root``.
+
+    Raises NetworkUnreachable, or WheelUnusable if there are no wheels for the target.
+    """
     site = root / recipe.settings["prefix"].removeprefix("/")
     _install(target, suite, site, log)
     for name in recipe.settings["left_out"].split():

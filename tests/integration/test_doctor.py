@@ -52,7 +52,7 @@ _MODULES = "from doctor import emulation, finding, foreign_programs, host, resou
 @pytest.fixture
 def arm(tmp_path: Path) -> None:
     if check_execution(tmp_path).verdict is not Verdict.OK:
-        pytest.skip("this machine cannot run 32-bit ARM programs: ./inv --set-up registers the emulator")
+        pytest.skip("this machine cannot run 32-bit ARM programs: run ./inv --set-up to register the emulator")
 
 
 def in_user_namespace(check: str, *, before: str = ":") -> Finding:
@@ -424,7 +424,7 @@ print(f"{compile_jobs(build)}; {check_memory(build).found}")
     [
         ("4096\n", Verdict.OK, ""),
         ("65536\n", Verdict.OK, ""),
-        ("65537\n", Verdict.FAIL, "sysctl vm.mmap_min_addr=65536"),
+        ("65537\n", Verdict.FAIL, "run sysctl vm.mmap_min_addr=65536 as root"),
         (None, Verdict.FAIL, "use WSL 2 or a Linux kernel"),
     ],
 )
@@ -501,7 +501,7 @@ def test_a_missing_engine_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monke
     found = {item.check: item for item in engine_findings(Config(build=BuildConfig(folder=tmp_path)))}
     assert found["engine"].verdict is Verdict.FAIL
     assert "unset DOCKER_HOST" in found["engine"].fix
-    assert found["container"].fix == "apply the engine's fix first"
+    assert found["container"].fix == "first apply the fix for 'engine'"
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
         (("-Wl,-rpath,$ORIGIN/../../../lib",), "int one;", " searches for libraries in $ORIGIN/../../../lib"),
         (("-Wl,-rpath,$ORIGIN:/opt/lib",), "int one;", " searches for libraries in /opt/lib"),
         (("-Wl,--disable-new-dtags,-rpath,/opt/lib",), "int one;", " searches for libraries in /opt/lib"),
-        ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " contains a path of its build"),
+        ((), 'const char one[] = "/usr/src/torch/pytorch/c10";', " contains a path from its build"),
         ((), 'const char one[] = "/usr/src/tvm";', ""),
         (
             ("-Wl,--no-as-needed", "stray.so"),
@@ -366,7 +366,7 @@ def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: st
     members = {name: " " * ((1 << 20) - 5) + path, "torch/other.py": "'/usr/src/tvm'\n"}
     with pytest.raises(WheelUnusable, match="cannot be used") as caught:
         examined(torch_of(tmp_path, members))
-    assert caught.value.found == f"{name} contains a path of its build"
+    assert caught.value.found == f"{name} contains a path from its build"
 
 
 @pytest.mark.parametrize(

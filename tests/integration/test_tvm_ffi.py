@@ -190,7 +190,7 @@ def test_a_wheel_for_another_machine_is_rejected(
 def test_a_library_with_symbols_or_build_paths_is_rejected(tmp_path: Path) -> None:
     text = tmp_path / "a.c"
     text.write_text(f'const char *where(void) {{ return "{build.HOME}/a.c"; }}\n')
-    for options, message in (([], "has a symbol table"), (["-s"], "contains a path of its build")):
+    for options, message in (([], "has a symbol table"), (["-s"], "contains a path from its build")):
         library = tmp_path / "a.so"
         subprocess.run(["arm-linux-gnueabihf-gcc", "-shared", "-fPIC", *options, text, "-o", library], check=True)
         wheel = make_wheel(tmp_path, {"tvm_ffi/a.so": library.read_bytes()}, name="apache_tvm_ffi")

@@ -162,7 +162,7 @@ def test_a_full_disk_without_a_message_raises_diskfull(tmp_path: Path, how: str)
         with pytest.raises(DiskFull) as caught:
             builder.run(["sh", "-c", SILENT[how].replace("HOME", str(builder.home))])
         last = "on device" if "two" in how else "died"
-        assert caught.value.found == f"0 MiB were free there when a program failed ({last})"
+        assert caught.value.found == f"0 MiB free when a program failed ({last})"
         assert isinstance(caught.value.__cause__, CommandFailed)
         for path in builder.home.iterdir():
             path.unlink()

@@ -81,7 +81,7 @@ def test_the_wheel_is_fetched_once_and_chosen(index: Path, tmp_path: Path) -> No
     config = configured(tmp_path)
     found = resolve.resolve(config)
     assert (found.wheel, found.version) == (None, "")
-    assert "is not downloaded: ./inv build-image --architecture=arm64 fetches it" in found.reason
+    assert "has not been downloaded: ./inv build-image --architecture=arm64 fetches it" in found.reason
     found = resolve.resolve(config, fetch=True)
     assert (found.wheel, found.version) == (tmp_path / "build" / "published" / f"torch-2.9.1-{TAG}.whl", "2.9.1")
     assert "package index" in found.reason

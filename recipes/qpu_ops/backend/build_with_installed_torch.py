@@ -33,6 +33,6 @@ def build_wheel(
             f"pitorch-qpu-ops is built against the installed torch, and the Python package {fault.name} is missing\n"
             f"  expected: torch and setuptools installed for {sys.executable}\n"
             f"  found:    no module named {fault.name}\n"
-            f"  fix:      {sys.executable} -m pip install torch setuptools"
+            f"  fix:      run {sys.executable} -m pip install torch setuptools"
         )
     return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
