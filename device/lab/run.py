@@ -73,7 +73,7 @@ def on_place(config: Config, name: str, how: How) -> SuiteResult:
 
 
 def on_tagged(config: Config, tag: str, how: How) -> SuiteResult:
-    """Run the suite on the first free board with a tag, NAME=VALUE. Raises the same errors as ``on_place``."""
+    """Run the suite on the first free board with the tag NAME=VALUE. Raises the same errors as ``on_place``."""
     lab = Lab(config)
     with _acquired(lab, _first_free(lab, _tags(tag))) as place:
         return _on_board(lab, place, replace(how, trees=Trees()))
@@ -324,7 +324,7 @@ def _on_board(lab: Lab, place: Place, how: How) -> SuiteResult:
 
 
 def _set_quarantine(lab: Lab, name: str, value: str) -> None:
-    """Set the quarantine tag. An error is only a warning, because the result of the run is still valid."""
+    """Set the quarantine tag. An error only causes a warning, because the result of the run is still valid."""
     try:
         lab.coordinator.tag(name, _QUARANTINE, value)
     except UserError as fault:

@@ -252,7 +252,7 @@ def down(config: Config) -> LabState:
                     "the lab is in use",
                     expected="free boards",
                     found="; ".join(place.held_text() for place in held),
-                    fix=f"wait until the boards are free; to release a board although someone holds it, run {release}",
+                    fix=f"wait until the boards are free; to release a board that someone else holds, run {release}",
                 )
             for place in places:
                 lab.coordinator.delete(place.name)
