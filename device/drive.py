@@ -179,7 +179,7 @@ class DeviceSession:
                     returncode=done.returncode,
                     expected="a connection to the board, and the program sha256sum on the board",
                     found=f"exit status {done.returncode}",
-                    fix="check that the board is still on and connected",
+                    fix="check that the board is still on and connected, and that sha256sum is installed on it",
                 )
             if " nfs" not in done.output or time.monotonic() > deadline:
                 lines = done.output.splitlines()

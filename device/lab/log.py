@@ -14,7 +14,7 @@ def lines(config: Config, name: str) -> list[str]:
             "lab log needs the name of a board",
             expected="a name that ./inv lab status lists",
             found=repr(name),
-            fix="run ./inv lab log NAME",
+            fix="run ./inv lab log NAME, where NAME is the name of a board",
         )
     recorded = [
         board_events.of_netboot(config, name),
@@ -25,7 +25,7 @@ def lines(config: Config, name: str) -> list[str]:
         boards = ", ".join(lab_boards.parse(row).name for row in config.lab.boards)
         raise UserError(
             f"no events of the board {name} are recorded on this PC",
-            expected=f"{recorded[0]}, or lab/{name}/events.jsonl in the folder of a target",
+            expected=f"the file {recorded[0]}, or the file lab/{name}/events.jsonl in the folder of a target",
             found=f"boards in lab.boards: {boards or 'none'}",
             fix=f"to record the power, console and login events, run ./inv test-on-pi --place={name}; to record the "
             "DHCP, TFTP and NFS activity of the boards in lab.boards, run ./inv netboot",

@@ -327,7 +327,7 @@ def _require_programs(rows: Sequence[BoardRow]) -> None:
             process.require_program("ser2net", f"to export the serial port of {row.name}")
         for device in (row.power, row.card):
             if device and device.model in _TOOLS:
-                process.require_program(_TOOLS[device.model], f"for the {device.model} of {row.name}")
+                process.require_program(_TOOLS[device.model], f"to control the {device.model} of {row.name}")
 
 
 def _is_here(address: str) -> bool:

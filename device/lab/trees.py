@@ -82,7 +82,7 @@ def _alone(lock: Path) -> Iterator[None]:
         "interrupted while another run was deploying to the same tree",
         expected=f"no lock on {lock}",
         found="a lock",
-        fix="try again",
+        fix="run the task again when the other run has ended",
     )
     interrupted, shown = threading.Event(), False
     with contextlib.ExitStack() as stack:

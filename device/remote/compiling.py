@@ -68,7 +68,7 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
         raise Fault("kernel", f"{path} does not define {', '.join(missing)}")
     size = size or int(source.SIZE)
     if size < 1:
-        raise Fault("kernel", f"a size of {size}: expected 1 or more")
+        raise Fault("kernel", f"expected a size of 1 or more, found a size of {size}")
     random = numpy.random.default_rng(SEED)
     arrays = guarded(path, "inputs() fails", lambda: [_contiguous(item) for item in source.inputs(size, random)])
     expected = guarded(path, "reference() fails", lambda: _contiguous(source.reference(*arrays)))

@@ -119,7 +119,8 @@ TABLE = {
         UserError,
         "the model cannot be compiled",
         "a model with static shapes that both torch.export and TVM's importer support",
-        "see docs/remote.md for what a model may contain, and remote/worker.log in the build folder for the traceback",
+        "change the model (docs/remote.md describes what it may contain); for the traceback, see remote/worker.log in "
+        "the build folder",
     ),
     "operator": Row(
         UserError,
@@ -131,8 +132,7 @@ TABLE = {
         UserError,
         "the kernel or model fails on {where}",
         "code that can be loaded and accepts its arrays",
-        "correct the kernel's file (docs/remote.md describes its arguments), or replace the operator that fails in the "
-        "model",
+        "correct the kernel's file (docs/remote.md describes its arguments); in a model, replace the failing operator",
     ),
     "no-opencl": Row(
         UserError,

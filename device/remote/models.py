@@ -352,7 +352,7 @@ def _reference(model: str) -> str:
         f"there is no model {model!r}",
         expected="FILE.pt2 (torch.export.save), or MODULE:FUNCTION",
         found=found,
-        fix="see docs/remote.md for how to write a model",
+        fix="pass an existing file or a function to --model; docs/remote.md describes how to write a model",
     )
 
 
