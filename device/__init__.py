@@ -1,1 +1,1 @@
-"""Boards: the labgrid target that boots or reaches a board, the device suite that runs on it, and its reports."""
+"""Boards: the labgrid target that boots a board or connects to it, the device suite, and the reports of the suite."""

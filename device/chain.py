@@ -33,7 +33,8 @@ def check(
 ) -> list[dict[str, Any]]:
     """Check each link between the built files and the board: commit → image → export → tree → board.
 
-    ``checksums`` lists the files that the run deployed to the tree; a board that was running must have read them.
+    ``checksums`` lists the files that the run deployed to the tree; a board that was already running must have read
+    these files.
     Three cases are legitimate and do not break the chain: tests from a commit that has not been built, a pulled image
     on a machine that also built one, and layers that were deployed to the tree of an older image.
     """
@@ -55,7 +56,7 @@ def check(
             holds = checkout.same(source, origin)
             expected, found = checkout.described(source), checkout.described(origin)
             if holds is False and expected == found:
-                found += ", which may differ"
+                found += ", possibly different ones"
             link(name, expected, found, holds=holds, severity="warning")
     built, exported = _image_built(steps), str(facts.get("image_id", ""))
     deployed = {str(item["layer"]) for item in facts.get("deployed", ())}
@@ -74,9 +75,9 @@ def check(
         in_tree = tree / str(libqpu["path"]).lstrip("/")
         name = "the board loads the tree's libqpu"
         try:
-            expected = files.sha256_of(in_tree) if in_tree.is_file() else f"no {in_tree}"
+            expected = files.sha256_of(in_tree) if in_tree.is_file() else f"the hash of {in_tree}, which does not exist"
         except PermissionError:
-            link(name, f"{in_tree}, which only root may read", libqpu["sha256"], holds=None)
+            link(name, f"the hash of {in_tree}, which only root may read", libqpu["sha256"], holds=None)
         else:
             equal(name, expected, libqpu["sha256"])
     for name, digest in record.facts.get("records", {}).items():
@@ -87,7 +88,7 @@ def check(
         equal("the board reads the files that the run deployed", listed, record.deployed_sha256)
     root = record.facts.get("root", "")
     if " nfs" in root:
-        # A server may export the tree under a different path. The tree's contents are compared above.
+        # Only a warning: a server may export the tree under a different path. The tree's contents are compared above.
         path = root.split()[0].partition(":")[2]
         equal("the board's root is the exported tree", str(tree), path, severity="warning")
     return checked
@@ -142,9 +143,9 @@ def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
         layer.verify()
         different = _different_paths(tree, layer.path)
     except (ArtefactMissing, ArtefactDamaged) as fault:
-        return f"nothing to compare with: {fault.summary}", None
+        return f"the layer cannot be compared: {fault.summary}", None
     except (OSError, tarfile.TarError) as fault:
-        return f"cannot be compared: {fault}", None
+        return f"the layer cannot be compared: {fault}", None
     if not different:
         return layer.sha256, True
     more = f" and {len(different) - 3} more" if len(different) > 3 else ""

@@ -7,9 +7,9 @@ that they have open. The rest of the tree is not changed.
 
 Each file is first written under a temporary name in its destination folder. After all files are written, they are
 renamed with signals blocked. A deployment that is interrupted before the renames leaves the tree unchanged. Files that
-an earlier version of a layer installed are removed if the new version does not contain them. Finally each file is read
+an earlier version of a layer installed are removed if the new version does not contain them. Finally, each file is read
 back, and the export's manifest records the new hash of the tree and the deployed layers. The image in the engine is not
-changed; ``./inv build-image`` and ``./inv export-nfsroot`` bring it up to date.
+changed. To bring both the image and the tree up to date, run ``./inv build-image`` and ``./inv export-nfsroot``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """The numbers of replaced, removed and unchanged files."""
+        """The numbers of replaced, removed and unchanged files, as text."""
         return f"{len(self.replaced)} files replaced, {len(self.removed)} removed, {self.unchanged} unchanged"
 
 
@@ -130,14 +130,18 @@ def deploy(config: Config) -> Deployed:
 
 
 def require_same_architecture(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch if the exported tree, whose ``nfs.folder`` may be shared, is for another architecture."""
+    """Raise PlatformMismatch if the exported tree is for another architecture.
+
+    Exports for different architectures may use the same ``nfs.folder``.
+    """
     found = architectures_of(tree)
     if found and chosen not in found:
         raise PlatformMismatch(
             "the exported tree is for another architecture",
             expected=f"a root filesystem for {chosen}",
             found=f"{tree}, which is for {', '.join(found)}",
-            fix=f"run ./inv deploy --architecture={found[0]}, or ./inv export-nfsroot --architecture={chosen}",
+            fix=f"to deploy to this tree, run ./inv deploy --architecture={found[0]}; to replace the tree, run "
+            f"./inv export-nfsroot --architecture={chosen}",
         )
 
 
@@ -158,21 +162,22 @@ def _outputs(tree: Path, name: str) -> dict[str, bool]:
 
 
 def require_same_library(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch if the tree contains the other QPU library, with which its programs are linked."""
+    """Raise PlatformMismatch if the tree contains the other QPU library: the tree's programs are linked against it."""
     found = library_of(tree)
     if found and found != chosen:
         raise PlatformMismatch(
             "the exported tree contains the other QPU library",
             expected=f"{LIBRARIES[chosen][1]}, the library to deploy (qpu.library: {chosen})",
             found=f"{LIBRARIES[found][1]} in {tree}",
-            fix=f"run ./inv deploy --qpulib={found}, or ./inv build-image --qpulib={chosen} and ./inv export-nfsroot",
+            fix=f"to keep the tree's library, run ./inv deploy --qpulib={found}; to change it, run "
+            f"./inv build-image --qpulib={chosen} and ./inv export-nfsroot",
         )
 
 
 def require_same_torch(tree: Path, staged: Path) -> None:
-    """Raise PlatformMismatch if the tree's torch differs from the staged one.
+    """Raise PlatformMismatch if the torch in ``tree`` differs from the torch in ``staged``.
 
-    An extension works only with the build of torch that it was compiled against.
+    The extension was compiled against the torch in ``staged``, and works only with that build of torch.
     """
     records = {folder: _torch_record(folder) for folder in (tree, staged)}
     if records[staged] and records[tree] != records[staged]:
@@ -198,9 +203,9 @@ def put(
 ) -> Deployed:
     """Install layers (uncompressed tar archives of parts of a root filesystem) in an exported tree.
 
-    ``owned_prefixes`` are folders that only these layers write to; other files in them are removed. The files that an
-    earlier version of a layer's wheel lists in its RECORD in the tree are also removed, as is the byte code of replaced
-    modules.
+    ``owned_prefixes`` are folders that only these layers write to; files in them that no layer contains are removed. If
+    the tree has the RECORD of an earlier version of a layer's wheel, the files in this RECORD that the layer does not
+    contain are also removed. The byte code of replaced modules is removed, too.
 
     ``wheels`` maps a layer's file name to the wheel that it was unpacked from; the tree's manifest records that wheel.
 
@@ -245,7 +250,7 @@ def put(
             manifest.write(layout.manifest)
     rootfs = str(manifest.facts["rootfs_sha256"])
     if not rootfs:
-        warnings = (*warnings, "the board changed the tree during hashing, so the evidence lacks the tree's hash")
+        warnings = (*warnings, "the board changed the tree while it was hashed, so the evidence lacks the tree's hash")
     return Deployed(
         layout=layout,
         changes=changes,
@@ -270,10 +275,10 @@ class _Item:
 def _locked(layout: Layout) -> Iterator[None]:
     """Hold the lock that excludes exports and other deployments."""
     taken = InUse(
-        f"another run is exporting or deploying to {layout.tree}",
+        f"another export or deployment is writing to {layout.tree}",
         expected=f"no lock on {layout.lock}",
         found="a lock",
-        fix="wait for the other run, or stop it",
+        fix="wait until the other run ends, or stop it",
     )
     with files.held(layout.lock, taken):
         yield
@@ -298,7 +303,7 @@ def _stage(tree: Path, layer: Artefact, cleanup: contextlib.ExitStack) -> dict[s
                 raise ArtefactDamaged(
                     f"{layer.path.name} cannot be deployed",
                     expected="files, folders and symbolic links",
-                    found=f"{path} of tar type {member.type!r}",
+                    found=f"{path}, whose tar type is {member.type!r}",
                     fix="run ./inv build-image and ./inv export-nfsroot",
                 )
             if destination.is_dir() and not destination.is_symlink():
@@ -375,7 +380,7 @@ def _verify(path: str, item: _Item) -> None:
             f"{path} differs from the deployed file",
             expected=f"{'a link to' if stat.S_ISLNK(item.mode) else 'a file with SHA-256'} {item.content}",
             found="another file" if os.path.lexists(item.destination) else "nothing",
-            fix="check the disk, and whether the board writes to that path, then run ./inv deploy again",
+            fix="check that the disk works and that the board does not write to that path, then run ./inv deploy again",
         )
 
 
@@ -399,7 +404,7 @@ def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes
 
 
 def _files_in_record(tree: Path, site: str, record: Path) -> set[str]:
-    """Return the files listed in a RECORD, and their bytecode files, as paths relative to the tree."""
+    """Return the files that a RECORD lists and that exist, and their byte code, as paths relative to the tree."""
     found: set[str] = set()
     with record.open(newline="") as stream:
         for row in csv.reader(stream):
@@ -455,7 +460,7 @@ def _with_deployed(
 
 
 def _hash(tree: Path) -> str:
-    """Return the tree's hash. Hashing is retried if a board that runs from the tree removes files meanwhile."""
+    """Return the tree's hash; empty if every try fails because a board that runs from the tree removes a file."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

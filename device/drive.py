@@ -3,23 +3,23 @@
     pytest --lg-env ENVIRONMENT tests/device
 
 ``tests/device/conftest.py`` registers the plugin if an environment is passed to labgrid's plugin. This machine imports
-nothing from the suite, because torch and the extension modules exist only on the board. The strategy brings the board
-to a shell. The suite is sent as one tar archive on standard input, and ``device.onboard`` runs it in one process. Each
-line that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as usual. If the
-board stops responding, the current test fails and the earlier results are kept. If the suite ends early (an internal
-error of pytest, ``pytest.exit``), every test without a result is an error.
+nothing from the suite, because torch and the extension modules exist only on the board. The strategy boots the board
+and logs in. The suite is sent as one tar archive on standard input, and ``device.onboard`` runs it in one process. Each
+result that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as usual. If
+the board stops responding, the current test fails and the earlier results are kept. If pytest exits early on the board
+(because of an internal error or ``pytest.exit``), every test without a result is an error.
 
 The environment's ``options`` configure a run:
 
 ``private_network``  whether the server and the virtual machine run in a separate network namespace
-``chroot``           the tree to enter: a source ``ADDRESS:/path``, or ``served`` for the tree that this run serves
+``chroot``           the tree to enter: ``ADDRESS:/path`` to mount, or ``served`` for the tree that this run serves
 ``chroot_address``   the server's address as seen from the board; ``chroot_port`` is the server's port
 ``architecture``     the architecture of the tree to enter
-``checksums``        a file for ``sha256sum --check``: files that were deployed to the tree of the running board
+``checksums``        a file for ``sha256sum --check`` that lists the files deployed to the tree of the running board
 ``suite``            a folder of tests to run instead of ``tests/device``; ``test_files`` selects test files by name
 ``suite_limit_s``    the time limit for the tests
-``timing``           arguments for timing.py; ``timing_limit_s`` is its time limit, or 0 for no timing
-``record``           a file that receives the board's lines; ``log`` is a file for the suite's output
+``timing``           arguments for timing.py; ``timing_limit_s`` is its time limit, or 0 to skip the timing
+``record``           a file for the JSON lines that the board prints; ``log`` is a file for the suite's output
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _EARLY_ENDS = {2: "interrupted", 3: "internal error", _USAGE_ERROR: "usage error
 """pytest's exit statuses for an incomplete run, with their meanings."""
 
 _ATTRIBUTES_LIMIT_S = 90.0
-"""The time limit for a board to read deployed files. NFS clients cache a folder's attributes for 60 s (acdirmax)."""
+"""The maximum time until a board reads deployed files. NFS clients cache a folder's attributes for 60 s (acdirmax)."""
 
 _CHECK_LIMIT_S = 300.0
 _PAUSE_S = 2.0
@@ -177,9 +177,9 @@ class DeviceSession:
                 raise CommandFailed(
                     "the deployed files cannot be checked on the board",
                     returncode=done.returncode,
-                    expected="a connection to the board, and sha256sum on it",
+                    expected="a connection to the board, and the program sha256sum on the board",
                     found=f"exit status {done.returncode}",
-                    fix="check that the board is still on and connected",
+                    fix="check that the board is still on and connected, and that sha256sum is installed on it",
                 )
             if " nfs" not in done.output or time.monotonic() > deadline:
                 lines = done.output.splitlines()
@@ -188,10 +188,10 @@ class DeviceSession:
                 shown = ", ".join(different[:2])
                 raise ChainBroken(
                     "the board does not read the files that were deployed to the exported tree",
-                    expected=f"the files listed in {listed}, from a root filesystem on this PC",
+                    expected=f"a root filesystem on this PC that contains the files listed in {listed}",
                     found=f"{len(different)} files differ or are missing, such as {shown}; the board's root: {root}",
-                    fix="restart the board so that it boots the exported tree; a system on a card cannot be updated "
-                    "this way (docs/lab.md)",
+                    fix="restart the board so that it boots the exported tree; a deployment cannot update a system on "
+                    "a card (docs/lab.md)",
                 )
             time.sleep(_PAUSE_S)
         self._note("deployed", sha256=hashlib.sha256(checksums).hexdigest())
@@ -238,7 +238,7 @@ class DeviceSession:
                     (line for line in self.last_lines if line.startswith("ERROR: ")), f"exit status {self.status}"
                 ),
                 tail="\n".join(self.last_lines),
-                fix="correct the expression: --select takes the same syntax as pytest -k, such as 'ops and not large'",
+                fix="correct the expression: --select has the syntax of pytest -k, for example 'ops and not large'",
             )
         elif self.status not in _COMPLETED:
             cause = _EARLY_ENDS.get(self.status, "exit requested")
@@ -332,7 +332,7 @@ class DeviceSession:
             self.record.write(json.dumps({"pitorch": pitorch, **content}) + "\n")
 
     def _exit(self, fault: BaseException) -> NoReturn:
-        """Record a user error and end pytest with the exit code of the error. Raises any other exception."""
+        """Record a user error, and end pytest with the exit code of the error. Any other exception is raised again."""
         if not isinstance(fault, UserError):
             raise fault
         self._note(
@@ -388,7 +388,7 @@ def _targets(suite: Path, arguments: Sequence[str], invoked_in: Path) -> Iterato
         path, mark, name = str(argument).partition("::")
         absolute = (invoked_in / path).resolve()
         if not absolute.is_relative_to(suite):
-            raise pytest.UsageError(f"{argument}: with --lg-env, only tests below {suite} can be named")
+            raise pytest.UsageError(f"{argument}: with --lg-env, only tests in {suite} can be selected")
         if absolute != suite:
             yield f"{absolute.relative_to(suite)}{mark}{name}"
 

@@ -5,22 +5,23 @@ guessed.
 
 ``schema``      1
 ``made``        the time when the run ended, UTC, ISO 8601
-``source``      where the tests come from: ``commit`` (40 hex digits, or empty outside a git checkout), ``dirty`` and
-                the uncommitted ``changes``
+``source``      where the tests come from: ``commit`` (40 hex digits, or empty outside a git checkout), ``dirty``
+                (whether there are uncommitted changes) and ``changes`` (the uncommitted changes)
 ``target``      ``label``, ``flavour``, ``suite``, ``architecture``
 ``steps``       the build's steps: ``step``, ``key`` (SHA-256 of its inputs), ``seconds``, ``warnings``, ``artefacts``
                 (``name``, ``size`` in bytes, ``sha256``) and the ``source`` (``commit``, ``dirty``) of the build
 ``image``       ``reference``, ``id`` and registry ``digests`` of the exported image, the ``source`` that it was built
                 from, and the pockets (by suite) that were ``left_out`` of it
 ``wheels``      the wheels in the tree, as recorded by the build of its image and by ``deploy``: ``name``, ``size``,
-                ``sha256``. ``wheels_unknown`` gives the reason why there may be others (an image that was not built
-                here); otherwise it is empty
-``rootfs``      the exported tree: ``path``, ``sha256`` over names, owners, modes and contents, the same hash for the
-                tree in the image (``image_tree_sha256``), ``counts``, the audit's ``findings``, the layers
-                ``deployed`` to it after the export, and the ``source`` that exported it
-``device``      the facts that the board reported (``device.onboard.facts``), and the run's ``access``, ``init`` and
-                ``cpu`` (of a virtual machine), ``boot_seconds``, ``through`` (``boot`` or ``enter-nfsroot``),
-                ``execution`` and ``execution_reason``
+                ``sha256``. If the tree may contain other wheels, for example because its image was not built here,
+                ``wheels_unknown`` states the reason; otherwise it is empty
+``rootfs``      the exported tree: ``path``, ``sha256`` (the hash of names, owners, modes and contents),
+                ``image_tree_sha256`` (the same hash of the tree in the image), ``counts``, the audit's ``findings``,
+                the layers that were ``deployed`` after the export, and the ``source`` of the export (``commit``,
+                ``dirty``)
+``device``      the facts that the board reported (``device.onboard.facts``), and facts about the run: ``access``,
+                ``boot_seconds``, ``through`` (``boot`` or ``enter-nfsroot``), ``execution``, ``execution_reason``, and
+                for a virtual machine ``init`` and ``cpu``
 ``tools``       versions of the programs on the host
 ``without``     components that are missing from the image; their tests were skipped
 ``links``       checks of the chain (``device.chain``): ``name``, ``expected``, ``found``, ``holds`` (null: unknown) and
@@ -28,13 +29,13 @@ guessed.
                 and the run does not pass; the other severity is ``warning``
 ``results``     ``passed``, ``failed``, ``errors``, ``skipped``, ``seconds`` and ``tests`` (``nodeid``, ``outcome``,
                 ``seconds``, ``text``)
-``timing``      the timing document of the board (``tests/device/timing.py``), or ``{"reason": …}`` if there is none
+``timing``      the timing document from the board (``tests/device/timing.py``), or ``{"reason": …}`` if there is none
 
 ``execution`` is ``emulation`` if this program started the machine in QEMU or the device tree's ``compatible`` strings
 contain "virt" or "qemu". It is ``hardware`` if the board's device tree names a Raspberry Pi and contains the revision
 code and the serial number that a Pi's firmware writes. Otherwise it is ``unverified``. Only ``hardware`` counts as
-measured on hardware. QEMU's raspi2b with a kernel's device tree has the model name, but neither of these values. A
-deliberately forged device tree is not detected.
+measured on hardware. If QEMU's machine raspi2b uses a kernel's device tree, this tree contains the model name, but
+neither the revision code nor the serial number. A deliberately forged device tree is not detected.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def execution_of(facts: Mapping[str, Any], *, started_by_us: bool) -> tuple[str,
     if missing:
         return "unverified", (
             f"the board's device tree names {model}, but lacks the {' and the '.join(missing)} that a Pi's firmware "
-            "writes: it is probably an emulator with a Pi's device tree"
+            "writes: the board is probably an emulator with a Pi's device tree"
         )
     return "hardware", f"the board's device tree names {model} and contains the data that a Pi's firmware writes"
 
@@ -131,7 +132,7 @@ def collect(
 
 
 def tools(config: Config) -> dict[str, str]:
-    """Return versions of the programs on the host, except those that are not installed."""
+    """Return the versions of the programs on the host. Programs that are not installed are omitted."""
     found = {
         "python": platform.python_version(),
         "host_kernel": platform.release(),

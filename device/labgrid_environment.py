@@ -47,7 +47,7 @@ class RemoteBoard:
 
     name: str
     coordinator: str
-    """HOST:PORT."""
+    """The coordinator's address, HOST:PORT."""
     resources: Collection[str]
     """The classes of the place's resources."""
 
@@ -83,9 +83,11 @@ def prepare(
     place: RemoteBoard | None = None,
     test_files: Sequence[str] = (),
 ) -> None:
-    """Write labgrid's environment for this run, and export the bare system if the run chroots into the tree from it.
+    """Write labgrid's environment for this run.
 
-    Raises ArtefactMissing if there is no exported tree, RootNeeded if it must be served, and the export's errors.
+    If the virtual machine enters the tree from a bare system, that system is also exported.
+
+    Raises ArtefactMissing if there is no exported tree, RootNeeded if the tree must be served, and the export's errors.
     """
     command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
     served = host is None and place is None
@@ -177,7 +179,7 @@ def _bare_system(config: Config) -> Layout:
     except ArtefactMissing as fault:
         progress.warn(
             f"{fault.summary}: the virtual machine boots the exported tree and chroots into the same tree instead "
-            "(./inv build-image builds the image)"
+            "(to build the image, run ./inv build-image)"
         )
         return Layout.of(config)
 

@@ -40,7 +40,7 @@ class Test:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The lines that the board sent during a run. ``error`` is an error of the run itself."""
+    """The lines that the board sent during a run. ``error`` is an error that ended the run, not a failed test."""
 
     facts: Mapping[str, Any]
     booted: Mapping[str, Any]

@@ -26,7 +26,7 @@ MARKS = {"passed": "✓", "failed": "✕", "error": "!", "skipped": "–"}
 
 @dataclass(frozen=True)
 class Series:
-    """A line of the chart. Each point is a pair (width, seconds)."""
+    """A line in the chart. Each point is a pair (width, seconds)."""
 
     name: str
     css: str
@@ -73,20 +73,20 @@ def series_of(timing: Mapping[str, Any]) -> list[Series]:
 def chart(timing: Mapping[str, Any], label: str) -> str:
     """Return the timing as an SVG element with logarithmic axes; empty if the run was not timed.
 
-    ``label`` names the machine in the picture, because pictures are copied without the surrounding text.
+    ``label`` names the machine in the picture, because pictures may be copied without the surrounding text.
     """
     lines = series_of(timing)
     return svg({label: lines}, height=timing["height"], legend_columns=3) if lines else ""
 
 
 _drawing = threading.Lock()
-"""Guards matplotlib's settings, which are global, because each board in a lab has its own thread."""
+"""A lock for matplotlib's settings, which are global: each board in a lab has its own thread."""
 
 
 def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:
     """Return one SVG element with a chart of time over matrix columns for each title, on logarithmic axes.
 
-    Two charts are placed next to each other. ``height`` is the number of rows in the matrix. Lines with the same name
+    The charts form two columns. ``height`` is the number of rows in the matrix. Lines with the same name
     share a legend entry.
     """
     import matplotlib as mpl
@@ -190,7 +190,7 @@ def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def grouped(tests: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[Mapping[str, Any]], float]]:
-    """Return the tests of each file and their total seconds. Files with failures come first."""
+    """Return each file's tests and their total duration in seconds. Files with failures come first."""
     by_file: dict[str, list[Mapping[str, Any]]] = {}
     for test in tests:
         by_file.setdefault(test["nodeid"].partition("::")[0], []).append(test)

@@ -1,4 +1,4 @@
-"""The labgrid strategy that brings a board to a shell: off → served → booted → shell.
+"""The labgrid strategy that boots a board and logs in: off → served → booted → shell.
 
 All boards use this strategy. A state without a driver in the environment requires no action: a real board
 without a power switch is switched on by hand, and a board with its own system needs no server unless it mounts the
@@ -89,7 +89,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self._record("ssh", f"logged in as {self.ssh.access}")
 
     def _boot(self) -> None:
-        """Record the console, connect the card, and switch the board off and on, if there are drivers for these."""
+        """Record the console, connect the card, and switch the board off and on. Skip actions without a driver."""
         if self.console is not None:
             self.target.activate(self.console)
         if self.power is not None:
@@ -111,9 +111,9 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self._record("power", f"the card cannot be connected: {found}")
             raise UserError(
                 "the SD card cannot be connected to the board",
-                expected=f"a {self.card.tool} that works on {self.card.mux.host}",
+                expected=f"a working {self.card.tool} on {self.card.mux.host}",
                 found=found,
-                fix="check card=MODEL/SERIAL in lab.boards, and that this user can log in to that PC over SSH",
+                fix="correct card=MODEL/SERIAL in lab.boards, or ensure that this user can log in to that PC over SSH",
             ) from fault
 
     def _log_in(self) -> None:
@@ -147,7 +147,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self.target.deactivate(self.server)
 
     def _switch(self, text: str, action: Callable[[], object]) -> None:
-        """Switch the power. Each of labgrid's power models raises its own errors, which become UserError."""
+        """Switch the power. labgrid's power models raise different exceptions; all become UserError."""
         which = _port_of(self.power)
         self._record("power", f"{text}: {which}")
         try:
@@ -157,9 +157,9 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self._record("power", f"the switch does not work: {found}")
             raise UserError(
                 "the power switch of the board does not work",
-                expected=which,
+                expected=f"a response from {which}",
                 found=found,
-                fix="check power=MODEL/INDEX/HOST in lab.boards, and that this PC can reach the switch",
+                fix="correct power=MODEL/INDEX/HOST in lab.boards, or ensure that this PC can reach the switch",
             ) from fault
 
     def _record(self, source: str, text: str) -> None:
@@ -172,10 +172,10 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
 
 
 def _port_of(power: Any) -> str:
-    """Return the description of a driver's port, without the password that a switch's URL may contain."""
+    """Return a description of the port or outlet that a driver switches, without the password in a switch's URL."""
     if isinstance(power, USBPowerDriver):
-        return f"port {power.hub.index} of the USB hub {power.hub.path} of {power.hub.host}"
-    return f"port {power.port.index} of the {power.port.model} switch at {power.port.host.rpartition('@')[2]}"
+        return f"port {power.hub.index} of the USB hub {power.hub.path} on {power.hub.host}"
+    return f"outlet {power.port.index} of the {power.port.model} switch at {power.port.host.rpartition('@')[2]}"
 
 
 def _status(status: Status | str) -> Status:

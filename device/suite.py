@@ -2,10 +2,10 @@
 
     exported tree → labgrid environment → pytest (device.drive) → record → JUnit XML, evidence, HTML report
 
-pytest runs in a separate process, so its plugins cannot interfere with this program. It writes each line from the board
-to the record, which is complete up to the point where a run is interrupted.
+pytest runs in a separate process, so its plugins cannot interfere with this program. This process writes each line from
+the board to the record. If a run is interrupted, the record is complete up to that point.
 
-Only one run at a time writes to the report folder of a build folder. The results (JUnit XML, evidence, HTML report) are
+Only one run at a time writes to a report folder. The results (JUnit XML, evidence, HTML report) are
 written to a staging folder and replace the earlier ones together at the end, so an interrupted run leaves the earlier
 results intact. The logs are from the last run that was started.
 """
@@ -66,19 +66,20 @@ def test_on_pi(
     """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report the results.
 
     ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither is given, or with
-    ``qemu``, the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: on a ``host`` from
-    its own system, in the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or systemd) and
-    ``cpu`` (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests, like pytest's ``-k``. ``suite``
-    is a folder of tests to run instead of ``tests/device``. ``place`` is a board that this user holds in a lab, instead
-    of a ``host``, and ``folder`` replaces the report folder. ``test_files`` selects the files of this board's part of
-    the suite; in this case, it is not an error if none of its tests passed. ``checksums`` lists the files that the
-    caller has deployed to the board's tree, as input of ``sha256sum --check``; the board must read these files.
+    ``qemu``, the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: a ``host`` enters
+    the tree from its own system, the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or
+    systemd) and ``cpu`` (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests, like pytest's
+    ``-k``. ``suite`` is a folder of tests to run instead of ``tests/device``. ``place`` is a board in a lab that this
+    user holds; it replaces ``host``. ``folder`` replaces the report folder. ``test_files`` selects the files that are
+    this board's part of the suite; in this case, it is not an error if none of their tests passed. ``checksums`` lists
+    the files that the caller has deployed to the board's tree, as input of ``sha256sum --check``; the board must read
+    these files.
 
-    The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran, ChainBroken if all
+    The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran; ChainBroken if all
     tests passed but the tested files are not the files that were built, or if the board does not read the deployed
-    files, InUse if another run writes to the same report, ArtefactMissing if there is no exported tree, RootNeeded
-    if it must be served, BoardSilent, AccessDenied, DiskFull if the report does not fit, and UserError, for example if
-    ``keyword`` is not a valid expression.
+    files; InUse if another run writes to the same report; ArtefactMissing if there is no exported tree; RootNeeded if
+    the tree must be served; DiskFull if the report does not fit; BoardSilent; AccessDenied; and UserError, for example
+    if ``keyword`` is not a valid expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -147,7 +148,7 @@ def _exclusive(paths: Paths) -> Iterator[None]:
         f"another run of the device suite is writing to {paths.folder}",
         expected=f"no lock on {paths.lock}",
         found="a lock",
-        fix="wait for the other run, stop it, or set build.folder to another folder",
+        fix="wait until the other run ends, stop it, or set build.folder to another folder",
     )
     with contextlib.ExitStack() as stack:
         try:
@@ -262,7 +263,7 @@ def _require_expression(keyword: str) -> None:
         Expression.compile(keyword)
     except SyntaxError as fault:
         raise UserError(
-            f"{keyword!r} is not a valid expression to select tests",
+            f"{keyword!r} is not a valid expression for selecting tests",
             expected="names combined with and, or, not and parentheses, as in pytest -k",
             found=f"at column {fault.offset}: {fault.msg}",
             fix="pass, for example, --select='ops and not large'",
@@ -272,7 +273,7 @@ def _require_expression(keyword: str) -> None:
 def _checked_init(init: str) -> str:
     if init not in ("lean", "systemd"):
         raise UserError(
-            f"there is no init {init!r}",
+            f"there is no init system {init!r}",
             expected="lean or systemd",
             found=repr(init),
             fix="pass --init=lean (the default) or --init=systemd",

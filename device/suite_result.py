@@ -53,7 +53,7 @@ class SuiteResult:
         if self.without:
             lines.append(f"    WITHOUT:  {', '.join(self.without)} (not in the image, so not tested)")
         if self.left_out:
-            lines.append(f"    WITHOUT:  the updates of {', '.join(self.left_out)} (index not verified in the build)")
+            lines.append(f"    WITHOUT:  the updates from {', '.join(self.left_out)} (index not verified in the build)")
         lines += [f"    BROKEN:   {text}" for text in self.broken]
         lines += [f"    WARNING:  {text}" for text in self.warnings]
         lines += [f"    report:   {self.report}", f"    evidence: {self.evidence}", f"    JUnit:    {self.junit}"]
@@ -83,7 +83,7 @@ class Paths:
 
     @property
     def console(self) -> Path:
-        """The serial console of the virtual machine."""
+        """The output of the serial console."""
         return self.folder / "console.log"
 
     @property
@@ -186,8 +186,8 @@ def error_of(result: SuiteResult, record: Record) -> UserError:
             f"{result.passed} tests passed, but the tested files are not the files that were built",
             expected="a board that runs the exported tree, and a tree with the files that were built last",
             found="; ".join(result.broken),
-            fix="run ./inv export-nfsroot (after ./inv build-image) or ./inv deploy, restart the board and test "
-            f"again; {result.report} lists every link",
+            fix="run ./inv build-image and ./inv export-nfsroot, or run ./inv deploy; then restart the board and run "
+            f"the suite again; {result.report} lists every link",
         )
     named = ", ".join(test.nodeid for test in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
     counts = f"{result.passed} passed, {result.failed} failed, {result.errors} errors, {result.skipped} skipped"

@@ -54,7 +54,8 @@ class ExportedTree(Resource):  # type: ignore[misc]
 class TreeServerDriver(Driver):  # type: ignore[misc]
     """A driver that serves the exported tree over NFS while the driver is active.
 
-    If ``second_folder`` is set, it is also served: the bare system from which the virtual machine enters the tree.
+    If ``second_folder`` is set, this folder is also served. It contains the bare system from which the virtual machine
+    enters the tree.
     """
 
     bindings = {"tree": "ExportedTree"}  # noqa: RUF012 - labgrid requires a plain dict
@@ -133,7 +134,7 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def on(self) -> None:
-        """Boot and wait for SSH. Sets the port of the NetworkService. Raises BoardSilent."""
+        """Boot the machine, wait for SSH, and set the port of the NetworkService. Raises BoardSilent."""
         if self.machine is not None:
             return
         tree = Path(self.server.second_folder or self.tree.folder)
@@ -163,7 +164,7 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def off(self, power_off: Callable[[], object] | None = None) -> None:
-        """Stop the machine: through the guest if ``power_off`` is given, otherwise immediately."""
+        """Stop the machine. If given, ``power_off`` shuts down the guest; otherwise, the machine stops immediately."""
         if self.machine is not None:
             self._end(self.machine, power_off)
 
@@ -183,7 +184,7 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
-    """labgrid's SerialDriver with a thread that records everything it reads while the driver is active.
+    """labgrid's SerialDriver with a thread that records the console's output while the driver is active.
 
     If reading fails, the port is opened again, because a console server may not respond while the board is off. A
     console that cannot be read does not fail a run.

@@ -44,7 +44,7 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
                 f"{name} cannot be acquired",
                 expected="a place whose resources are exported",
                 found=fault.tail.strip().rpartition("\n")[2],
-                fix="run ./inv lab up on the PC that the board is connected to; ./inv lab status shows the result",
+                fix="run ./inv lab up on the PC that the board is connected to, then check it with ./inv lab status",
             ) from fault
         yield coordinator.places()[name]
 
@@ -62,10 +62,10 @@ def _require_match(coordinator: Coordinator, filters: Mapping[str, str]) -> None
         return
     tags = ", ".join(f"{key}={value}" for key, value in filters.items())
     raise UserError(
-        f"no board has {tags}",
-        expected=f"a place on the coordinator at {coordinator.address} with these tags",
+        f"no board has the tags {tags}",
+        expected=f"a place with these tags on the coordinator at {coordinator.address}",
         found=", ".join(sorted(coordinator.places())) or "no places",
-        fix="run ./inv lab status to list places and tags, or ./inv lab up to define those in lab.boards",
+        fix="to list the places and tags, run ./inv lab status; to define the places in lab.boards, run ./inv lab up",
     )
 
 
@@ -96,7 +96,7 @@ def _allocation(coordinator: Coordinator, filters: Mapping[str, str], token: str
 
 @contextlib.contextmanager
 def _released(coordinator: Coordinator, name: str, token: str) -> Iterator[None]:
-    """Release the place at the end of the ``with`` block, or if this process is killed (see device.lab.release)."""
+    """Release the place at the end of the ``with`` block, or when this process is killed (see device.lab.release)."""
     words = [sys.executable, "-m", "device.lab.release", coordinator.address, name, own_name(), token]
     with process.deferred_signals():
         keeper = subprocess.Popen(

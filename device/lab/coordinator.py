@@ -1,7 +1,7 @@
 """A client for labgrid's coordinator: reads and changes places and reservations through labgrid's own interface.
 
 Requests that need a session (reserve, acquire) go through the program labgrid-client, because a session belongs to a
-connection. All other requests are direct calls: they take milliseconds, while the program takes a second to start.
+connection. Most other requests are direct calls: they take milliseconds, while the program takes a second to start.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Place:
     """The classes of the place's resources; empty while nobody holds the place."""
 
     def held_text(self) -> str:
-        """A sentence that states who holds the place, and since when."""
+        """A sentence that states who holds the place and since when."""
         since = datetime.datetime.fromtimestamp(self.since).astimezone()
-        return f"{self.name} is held by {self.holder} since {since:%Y-%m-%d %H:%M:%S}"
+        return f"{self.name} is held by {self.holder} (since {since:%Y-%m-%d %H:%M:%S})"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Coordinator:
             raise UserError(
                 f"the place {name} belongs to another PC",
                 expected=f"a name that only this PC uses on the coordinator {self.address}",
-                found=f"a place for {', '.join(others)}",
+                found=f"a place with the resources {', '.join(others)}",
                 fix="choose another name for the row in lab.boards; if that PC was renamed or no longer exists, run "
                 f".venv/bin/labgrid-client -x {self.address} -p {name} delete",
             )
@@ -130,7 +130,7 @@ class Coordinator:
             stub.ReleasePlace(request, timeout=_CALL_LIMIT_S)
 
     def allocated(self, token: str) -> str:
-        """The name of the allocated place; empty while the reservation waits. The call also extends the reservation."""
+        """The name of the allocated place; empty if none is allocated yet. The call also extends the reservation."""
         with self._stub() as stub:
             request = messages.PollReservationRequest(token=token)
             found = stub.PollReservation(request, timeout=_CALL_LIMIT_S).reservation
@@ -167,9 +167,9 @@ class Coordinator:
                 if fault.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise NetworkUnreachable(
                         f"labgrid's coordinator at {self.address} does not respond",
-                        expected="a coordinator at lab.coordinator",
+                        expected="a coordinator at the address in lab.coordinator",
                         found=str(fault.details()),
-                        fix="run ./inv lab up, or correct lab.coordinator",
+                        fix="run ./inv lab up on the coordinator's PC, or correct lab.coordinator",
                     ) from fault
                 raise CommandFailed("labgrid's coordinator refused a request", found=str(fault.details())) from fault
 

@@ -14,20 +14,20 @@ def lines(config: Config, name: str) -> list[str]:
             "lab log needs the name of a board",
             expected="a name that ./inv lab status lists",
             found=repr(name),
-            fix="run ./inv lab log NAME",
+            fix="run ./inv lab log NAME, where NAME is the name of a board",
         )
     recorded = [
         board_events.of_netboot(config, name),
-        *config.build_root.glob(f"*/lab*/{name}/**/events.jsonl"),  # of all targets, also from lab check and --shard
+        *config.build_root.glob(f"*/lab*/{name}/**/events.jsonl"),  # for all targets, also from lab check and --shard
     ]
     events = [event for path in recorded for event in board_events.read(path)]
     if not events:
         boards = ", ".join(lab_boards.parse(row).name for row in config.lab.boards)
         raise UserError(
             f"no events of the board {name} are recorded on this PC",
-            expected=f"{recorded[0]}, or lab/{name}/events.jsonl in the folder of a target",
+            expected=f"the file {recorded[0]}, or the file lab/{name}/events.jsonl in the folder of a target",
             found=f"boards in lab.boards: {boards or 'none'}",
-            fix=f"run ./inv test-on-pi --place={name}, which records power, console and log-in; "
-            "./inv netboot records DHCP, TFTP and NFS of boards in lab.boards",
+            fix=f"to record the power, console and login events, run ./inv test-on-pi --place={name}; to record the "
+            "DHCP, TFTP and NFS activity of the boards in lab.boards, run ./inv netboot",
         )
     return [event.line() for event in sorted(events, key=lambda event: event.time)]

@@ -35,7 +35,7 @@ def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
                 f"{name} must be switched by hand, but there is no terminal for the prompt",
                 expected="a terminal, because the board has power=manual",
                 found=f"{terminal}: {fault.strerror}",
-                fix="run the task in a terminal, or remove power=manual: the board must then be running",
+                fix="run the task in a terminal, or remove power=manual from lab.boards and start the board first",
             ) from fault
         progress.say(f"    {name}: switch the board off and on, then press Enter")
         while not select.select([answers], [], [], _POLL_S)[0]:

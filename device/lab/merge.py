@@ -1,6 +1,6 @@
 """Merge the results of several boards into one JUnit file, one evidence file and one HTML page.
 
-The page has a column per board, lists tests with differing results first, and has a chart with a line per board.
+The page has a column and a line in the chart for each board. It first lists the tests whose results differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COUNTS = ("passed", "failed", "errors", "skipped")
 _SHOWN = 10
 """The maximum number of tests without a result that a message lists."""
 _COLOURS = 8
-"""The number of colours in the template. Later boards reuse these colours with dashed lines."""
+"""The number of colours in the template. The lines of further boards have the same colours, but are dashed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,8 @@ class Outcome:
     """The result on one board.
 
     ``document`` is the board's evidence. If it is empty, the suite did not run on the board, and ``error`` says why.
-    If both are set, a test failed, or there was another error, such as files on the board that were not built here.
+    If both are set, either a test failed or there was another error: for example, the board has files that were not
+    built here.
     """
 
     board: str
@@ -48,7 +49,7 @@ class Outcome:
     suites: tuple[ElementTree.Element, ...] = ()
     """The test suites in the board's JUnit file, which is read only once, because the board's next run replaces it."""
     files: tuple[str, ...] = ()
-    """The test files (or tests) that were assigned to the board; empty if it had to run the whole suite."""
+    """The test files (or tests) that were assigned to the board; empty if the board had to run the whole suite."""
     turn: int = 1
     """The turn in which the board ran. After turn 1, boards run tests that had no result on another board."""
     moved: bool = False
@@ -73,7 +74,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """The board's name, with the turn if the board ran tests of another board."""
+        """The board's name, followed by the turn if it is not the first one."""
         return self.board if self.turn == 1 else f"{self.board}, turn {self.turn}"
 
     @property
@@ -104,7 +105,7 @@ class Outcome:
 
     @property
     def without_result(self) -> list[str]:
-        """The tests that did not run on this board; without evidence, all tests that were assigned to it."""
+        """The tests that did not run on this board. Without evidence, these are all tests that were assigned to it."""
         if not self.document:
             return list(self.files)
         return [test["nodeid"] for test in self.document["results"]["tests"] if test["text"] in _NOT_RUN]
@@ -284,7 +285,7 @@ def evidence(config: Config, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def chart(outcomes: Sequence[Outcome]) -> str:
-    """One SVG element with a chart per multiplication method and a line per board; empty without timing data."""
+    """One SVG element with a chart per multiplication method and a line per board; empty if there is no timing data."""
     charts: dict[str, list[report.Series]] = {}
     timed = [outcome for outcome in outcomes if outcome.document and outcome.document["timing"].get("rows")]
     for number, outcome in enumerate(timed):

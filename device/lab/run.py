@@ -4,9 +4,8 @@
 
 Files are deployed only to the trees of boards that the run does not boot (device.lab.trees). Each board has a separate
 report folder, ``lab/NAME`` in the target's folder, and is always released at the end. With ``--all``, all boards run in
-parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the run
-continues on the other boards. ``--tag`` and ``--all`` skip a board in quarantine until it passes a run with ``--place``
-or ``./inv lab check``.
+parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the run continues on the other boards.
+``--tag`` and ``--all`` skip a board in quarantine until it passes a run with ``--place`` or ``./inv lab check``.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def on_place(config: Config, name: str, how: How) -> SuiteResult:
 
 
 def on_tagged(config: Config, tag: str, how: How) -> SuiteResult:
-    """Run the suite on the first free board with a tag ``NAME=VALUE``. Raises the same errors as ``on_place``."""
+    """Run the suite on the first free board with the tag NAME=VALUE. Raises the same errors as ``on_place``."""
     lab = Lab(config)
     with _acquired(lab, _first_free(lab, _tags(tag))) as place:
         return _on_board(lab, place, replace(how, trees=Trees()))
@@ -102,12 +101,12 @@ def _first_free(lab: Lab, tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def on_all(config: Config, how: How) -> merge.Merged:
-    """Run the suite on all boards of the lab that are not in quarantine, in parallel, and merge the results.
+    """Run the suite in parallel on all boards of the lab that are not in quarantine, and merge the results.
 
     Virtual machines on other PCs are left out.
 
-    Writes the merged report, then raises DeviceTestsFailed if a board did not pass. Raises UserError if no board
-    is usable.
+    Writes the merged report, then raises DeviceTestsFailed if the suite did not pass on a board. Raises UserError if no
+    board is usable.
     """
     lab = Lab(config)
     places = _usable(lab, {"project": PROJECT})
@@ -117,9 +116,9 @@ def on_all(config: Config, how: How) -> merge.Merged:
 def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
     """Split the suite between the free boards with a tag, and merge the results. An empty tag selects all free boards.
 
-    Each test file runs on exactly one board. If no board is free, the function waits until one becomes
-    free, and runs all files on it. If a board does not boot or stops responding, its tests without a result are split
-    between the other boards.
+    Each test file runs on exactly one board. If no board is free, the function waits until one becomes free, and runs
+    all files on it. If a board does not boot or stops responding, its tests without a result are split between the
+    other boards.
 
     Writes the merged report, then raises DeviceTestsFailed if a test failed or did not run. Raises UserError if no
     board is usable, and the same errors as ``acquired``.
@@ -144,7 +143,10 @@ def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
 
 @contextlib.contextmanager
 def _all_acquired(lab: Lab, names: Sequence[str]) -> Iterator[dict[str, Place]]:
-    """Hold boards, which are acquired and released in parallel. Boards that cannot be acquired are left out."""
+    """Hold the boards during the ``with`` block. They are acquired and released in parallel.
+
+    Boards that cannot be acquired are left out.
+    """
     stacks = {name: contextlib.ExitStack() for name in names}
 
     def acquire(name: str) -> Place | None:
@@ -164,7 +166,7 @@ def _all_acquired(lab: Lab, names: Sequence[str]) -> Iterator[dict[str, Place]]:
 def _in_turns(
     lab: Lab, names: Sequence[str], seconds: Mapping[str, float], how: How, held: Mapping[str, Place]
 ) -> list[Outcome]:
-    """Split test files between the held boards, then tests without a result between the boards that still respond.
+    """Run the test files on the held boards, then the tests without a result on the boards that still respond.
 
     A board that has left a test without a result is not used again, so the number of turns is limited. The test that
     was running when a board stopped responding counts as an error and is not retried, because it may be the cause.
@@ -212,13 +214,13 @@ def _usable(lab: Lab, tags: Mapping[str, str]) -> list[Place]:
             "the lab has no board to test on",
             expected=f"a place with the tags {shown} and quarantine=no",
             found=f"{len(places)} in quarantine or left out" if places else "none",
-            fix="set lab.boards, then run ./inv lab up",
+            fix="add boards to lab.boards, then run ./inv lab up",
         )
     return found
 
 
 def check(config: Config) -> merge.Merged:
-    """Check all boards of this PC, including those in quarantine: power on, log in, run a trivial test, power off.
+    """Check all boards in lab.boards, including those in quarantine: power on, log in, run a trivial test, power off.
 
     Raises the same errors as ``on_all``.
     """
@@ -226,7 +228,10 @@ def check(config: Config) -> merge.Merged:
     names = [row.name for row in lab.rows]
     if not names:
         raise UserError(
-            "this PC has no boards", expected="rows in lab.boards", found="none", fix="set lab.boards (docs/lab.md)"
+            "this PC has no boards",
+            expected="rows in lab.boards",
+            found="none",
+            fix="add boards to lab.boards (docs/lab.md)",
         )
     how = How(timing=False, suite=_CHECK, folder="lab-check")
     return _on_boards(lab, names, how)
@@ -239,7 +244,7 @@ def _on_boards(lab: Lab, names: Sequence[str], how: How) -> merge.Merged:
 
 
 def _in_parallel(names: Collection[str], action: Callable[[str], _Result]) -> dict[str, _Result]:
-    """The results of an action on each board. After Ctrl-C, all actions are stopped before the exception is raised."""
+    """The result of an action on each board. After Ctrl-C, all actions are stopped before the exception is raised."""
     running: dict[str, concurrent.futures.Future[_Result]] = {}
     with concurrent.futures.ThreadPoolExecutor(max(1, len(names))) as pool:
         try:
@@ -261,7 +266,7 @@ def _remove_results(lab: Lab, how: How) -> None:
 
 
 def _merged(lab: Lab, outcomes: Sequence[Outcome], how: How) -> merge.Merged:
-    """Write the merged report. Raises DeviceTestsFailed if a board did not pass."""
+    """Write the merged report. Raises DeviceTestsFailed if the suite did not pass on a board."""
     merged = merge.write(lab.config, outcomes, report_folder(lab.config, how))
     if not merged.ok:
         raise merged.error()
@@ -319,7 +324,7 @@ def _on_board(lab: Lab, place: Place, how: How) -> SuiteResult:
 
 
 def _set_quarantine(lab: Lab, name: str, value: str) -> None:
-    """Set the quarantine tag. If the coordinator does not respond, print a warning: the run's result is still valid."""
+    """Set the quarantine tag. An error only causes a warning, because the result of the run is still valid."""
     try:
         lab.coordinator.tag(name, _QUARANTINE, value)
     except UserError as fault:
@@ -351,7 +356,7 @@ def _trees_of(lab: Lab, places: Iterable[Place]) -> Trees:
 
 
 def _running(place: Place, resources: Collection[str]) -> bool:
-    """Whether a board with these resources must be running already: it is real, and the run does not boot it."""
+    """Whether the board must already be running: it is a real board with resources that do not let the run boot it."""
     switched = not _SWITCHED.isdisjoint(resources) or place.tags.get("power") == lab_boards.MANUAL
     return "NetworkService" in resources and not switched
 
@@ -389,9 +394,9 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
 
 @contextlib.contextmanager
 def host_of(config: Config, name: str) -> Iterator[str]:
-    """Hold a place while the ``with`` block runs, and yield ``USER@HOST:PORT`` of its board, which must be running.
+    """Hold a place while the ``with`` block runs, and yield the address of its board, as ``USER@HOST:PORT``.
 
-    Raises the same errors as ``acquired``, and UserError for a virtual machine.
+    The board must already be running. Raises the same errors as ``acquired``, and UserError for a virtual machine.
     """
     lab = Lab(config)
     with _acquired(lab, {"name": name}):
@@ -402,19 +407,19 @@ def host_of(config: Config, name: str) -> Iterator[str]:
             return
         raise UserError(
             f"{name} has no address",
-            expected="a board with a NetworkService",
+            expected="a board with the resource NetworkService",
             found=", ".join(key for item in offered for key in item),
-            fix="choose a board: a virtual machine runs only during test-on-pi",
+            fix="choose a real board: a virtual machine runs only during ./inv test-on-pi",
         )
 
 
 def _address(service: Mapping[str, Any]) -> str:
-    """``USER@HOST:PORT``. The port may be missing in an exporter's configuration that was written by hand."""
+    """The address as ``USER@HOST:PORT``. A manually written configuration of the exporter may lack the port."""
     return f"{service['username']}@{service['address']}:{service.get('port', 22)}"
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Any]]) -> None:
-    """Stop all threads' programs, and wait until the threads have released their boards, despite a second Ctrl-C."""
+    """Stop all threads' programs, and wait until the threads have released their boards, even after a second Ctrl-C."""
     left = set(running)
     with process.deferred_signals():
         while left:

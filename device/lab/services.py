@@ -1,11 +1,12 @@
-"""``./inv lab up|status|down``: a coordinator and an exporter on this PC as background processes.
+"""``./inv lab up|status|down``: manage a coordinator and an exporter, which run in the background on this PC.
 
 ``up`` writes the exporter's configuration, starts the programs that are not running, and defines a place for each row
 in ``lab.boards``. A shell restarts a program that exits. This is necessary because labgrid's exporter exits when it
 loses the connection to the coordinator. Process records, logs and generated files are in the folder ``lab`` in the
-build folder. ``down`` deletes this PC's places and stops both programs, unless the coordinator has places of other PCs.
+build folder. ``down`` deletes this PC's places and stops both programs, but not while a board is held or other PCs
+have places on this PC's coordinator.
 
-``up`` starts the coordinator only if ``lab.coordinator`` is an address of this PC and nothing responds there.
+``up`` starts the coordinator only if ``lab.coordinator`` is an address of this PC and no coordinator responds there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from toolchain.lab_boards import BoardRow, parse
 
 DEFAULT = "127.0.0.1:20408"
 PROJECT = "pitorch"
-"""The value of the tag ``project`` of the places that ``up`` defines."""
+"""The value of the tag ``project`` on the places that ``up`` defines."""
 
 _START_LIMIT_S = 60.0
 _BAUD = 115200
@@ -76,7 +77,7 @@ class Lab:
 
     @property
     def rows(self) -> tuple[BoardRow, ...]:
-        """The boards of this PC."""
+        """The boards in ``lab.boards`` on this PC."""
         return tuple(parse(text) for text in self.config.lab.boards)
 
     @property
@@ -112,7 +113,7 @@ class LabState:
 
     address: str
     running: Mapping[str, int]
-    """Process IDs of the supervisors that run on this PC, by program."""
+    """The process IDs of the supervisors on this PC, by program."""
     started: tuple[str, ...] = ()
     """The programs that ``up`` has started, and the places that it has defined."""
     boards: tuple[BoardState, ...] = ()
@@ -233,8 +234,8 @@ def status(config: Config) -> LabState:
 def down(config: Config) -> LabState:
     """Delete this PC's places, and stop the exporter and the coordinator on this PC.
 
-    Raises InUse, before anything is stopped, if one of these places is held, or if other PCs have places on this
-    coordinator.
+    If one of these places is held, or if other PCs have places on this PC's coordinator, nothing is stopped, and InUse
+    is raised.
     """
     lab = Lab(config)
     if not lab.folder.is_dir():
@@ -326,7 +327,7 @@ def _require_programs(rows: Sequence[BoardRow]) -> None:
             process.require_program("ser2net", f"to export the serial port of {row.name}")
         for device in (row.power, row.card):
             if device and device.model in _TOOLS:
-                process.require_program(_TOOLS[device.model], f"for the {device.model} of {row.name}")
+                process.require_program(_TOOLS[device.model], f"to control the {device.model} of {row.name}")
 
 
 def _is_here(address: str) -> bool:
@@ -339,7 +340,7 @@ def _is_here(address: str) -> bool:
 
 
 def _own_address(lab: Lab) -> str:
-    """This PC's address as seen from the coordinator, because other PCs may be unable to resolve its name.
+    """This PC's address as seen from the coordinator. Other PCs may be unable to resolve this PC's host name.
 
     If the coordinator is reached through a tunnel, the address is unknown, and the host name is returned.
     """
@@ -395,7 +396,7 @@ def _not_up(lab: Lab, name: str) -> UserError:
         f"labgrid's {name} did not start",
         expected=f"the {name} to respond within {_START_LIMIT_S:.0f} s",
         found="its last lines:\n" + "\n".join(f"    {line[:300]}" for line in tail),
-        fix=f"read {lab.log(name)}",
+        fix=f"correct the cause, then run ./inv lab up again; the complete output is in {lab.log(name)}",
     )
 
 

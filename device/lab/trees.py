@@ -1,8 +1,8 @@
 """Bring the exported trees of running boards up to date before a run tests them.
 
 A running board's root filesystem is the exported tree, so the board uses the files that ``device.deploy`` installs in
-the tree. All boards of an architecture share a tree. A run therefore deploys to a tree only once, before the first
-suite on a board that uses this tree, even if the run boots that board. Otherwise, the tree could change during a suite.
+the tree. All boards with the same architecture share a tree. A run therefore deploys to a tree only once: before the
+first suite on any board that uses this tree. Otherwise, the tree could change while the suite runs on another board.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Trees:
     """The exported trees that the boards of one run use. The class is thread-safe."""
 
     def __init__(self, targets: Iterable[Config] = ()) -> None:
-        """``targets`` are the configurations of the run's running boards, as far as they are known."""
+        """``targets`` are the configurations of those boards that are already running and will be tested, if known."""
         self._running = frozenset(Layout.of(target).tree for target in targets)
         self._lock = threading.Lock()
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}
@@ -82,7 +82,7 @@ def _alone(lock: Path) -> Iterator[None]:
         "interrupted while another run was deploying to the same tree",
         expected=f"no lock on {lock}",
         found="a lock",
-        fix="try again",
+        fix="run the task again when the other run has ended",
     )
     interrupted, shown = threading.Event(), False
     with contextlib.ExitStack() as stack:

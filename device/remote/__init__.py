@@ -1,8 +1,8 @@
-"""Kernels on boards: compile them on the host, run and time them on the board, and compare results with a reference.
+"""Kernels on boards: compile them on the host, run and time them on the board, and check their results.
 
 ``profiling`` supports two transports to a board:
 
-- **RPC**: TVM's own server runs on the board (see ``board_server``), and ``rpc_worker`` connects to this server.
+- **RPC**: TVM's own server runs on the board (``recipes/tvm_server``), and ``rpc_worker`` connects to this server.
 - **loader**: a small program (``loader/``) is sent to the board and loads a kernel through a plain C interface. It is
   used for boards without a TVM runtime (armv7) and for QPU kernels.
 

@@ -4,14 +4,14 @@
 
     local                     this PC, in a separate process
     HOST:PORT                 direct (also direct://HOST:PORT): TVM's server runs on the board
-    tracker://HOST:PORT/KEY   any board that is registered with the tracker under that key; waits until one is free
-    proxy://HOST:PORT/KEY     a board that connected to the proxy, without a tracker
+    tracker://HOST:PORT/KEY   any board that is registered with the tracker under KEY; waits until one is free
+    proxy://HOST:PORT/KEY     a board that is connected to the proxy under KEY; no tracker is used
     tree://[USER@]HOST[:PORT] the loader, over SSH, on a board that booted the exported tree; uses the tree's keys
     ssh://[USER@]HOST[:PORT]  the loader, over SSH, on any other board; uses your SSH keys and your known_hosts
     adb://[SERIAL|HOST:PORT]  the loader, through adb, on a phone; without a serial number, on the only connected phone
     emulator                  the loader, under qemu-user on this PC
 
-``--device`` also accepts ``place://NAME``, a board of a lab: the task holds the board and uses its ``tree://`` address.
+``--device`` also accepts ``place://NAME``, a board in a lab: the task holds the board and uses its ``tree://`` address.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def resolve(name: str, devices: Sequence[str]) -> Address:
         near = difflib.get_close_matches(name, [*known, "local", "emulator"], n=1, cutoff=0.5)
         raise UserError(
             f"there is no board {name!r}",
-            expected=f"one of remote.devices ({', '.join(known) or 'none configured'}), or {FORMS}",
+            expected=f"a name from remote.devices ({', '.join(known) or 'none configured'}), or {FORMS}",
             found=repr(name),
             fix=f"pass --device {near[0]}" if near else "add NAME=ADDRESS to remote.devices in invoke.yaml",
         )

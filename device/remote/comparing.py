@@ -11,7 +11,7 @@ import numpy
 
 @dataclass(frozen=True)
 class Difference:
-    """The first element, in memory order, that exceeds the tolerance, and the number of such elements."""
+    """The first element, in memory order, whose difference exceeds the tolerance, and the number of such elements."""
 
     index: tuple[int, ...]
     expected: float
@@ -21,7 +21,7 @@ class Difference:
 
 
 def first_difference(found: Any, expected: Any, *, relative: float, absolute: float) -> Difference | None:
-    """The first difference, or None if all elements agree. NaN is equal to NaN.
+    """The first difference, or None if all elements agree. Two NaNs agree.
 
     Raises ValueError if the shapes or types differ.
     """
@@ -42,15 +42,15 @@ def first_difference(found: Any, expected: Any, *, relative: float, absolute: fl
 
 
 def blank(like: Any) -> Any:
-    """A result array, filled with a value that kernels do not compute, to detect elements that are not written."""
+    """A result array. It contains a value that kernels do not compute, so unwritten elements are detected."""
     return numpy.full_like(like, numpy.nan if like.dtype.kind == "f" else 77)
 
 
 def tolerance_of(expected: Any, relative: float, absolute: float, least: float = 0.0) -> tuple[float, float]:
     """The relative and absolute tolerance for a result of a model. Integers must be equal.
 
-    If all values are below 1, the absolute tolerance is relative to the largest of them. With a fixed tolerance, every
-    result would agree with very small values. The absolute tolerance is at least ``least``.
+    If all magnitudes are below 1, the absolute tolerance is scaled by the largest of them. With a fixed tolerance, even
+    a result of zeros would agree with very small values. The absolute tolerance is at least ``least``.
     """
     if expected.dtype.kind in "iu":
         return 0.0, 0.0
@@ -61,7 +61,7 @@ def tolerance_of(expected: Any, relative: float, absolute: float, least: float =
 def first_mismatch(
     found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """The first difference in several results: a Difference's fields, the tolerance, and the result's index."""
+    """The first difference in several results: its fields, the tolerance, and the result's index; None if all agree."""
     for number, (ours, theirs, allowed) in enumerate(zip(found, expected, tolerances, strict=True)):
         wrong = first_difference(ours, theirs, relative=allowed[0], absolute=allowed[1])
         if wrong is not None:

@@ -40,7 +40,7 @@ class Kernel:
     """The result that the reference computes."""
     tolerance: tuple[float, float]
     operations: int
-    """Floating-point operations of one run; 0 if the kernel does not define them."""
+    """The number of floating-point operations in one run; 0 if the file does not define it."""
     source: ModuleType
 
     @property
@@ -57,8 +57,8 @@ class Kernel:
 def load(path: Path, size: int, *, target: str = "") -> Kernel:
     """Load a kernel's file and create its arrays. ``size`` 0 selects the size that the file defines.
 
-    If the file defines a tolerance for the target (``QPU_TOLERANCE``, ``OPENCL_TOLERANCE``), it replaces ``TOLERANCE``.
-    QPUs, for example, round towards zero.
+    A tolerance that the file defines for the target (``QPU_TOLERANCE``, ``OPENCL_TOLERANCE``) replaces ``TOLERANCE``,
+    because QPUs, for example, round towards zero.
 
     Raises Fault ``kernel`` with the line of the error.
     """
@@ -68,7 +68,7 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
         raise Fault("kernel", f"{path} does not define {', '.join(missing)}")
     size = size or int(source.SIZE)
     if size < 1:
-        raise Fault("kernel", f"a size of {size}: expected 1 or more")
+        raise Fault("kernel", f"expected a size of 1 or more, found a size of {size}")
     random = numpy.random.default_rng(SEED)
     arrays = guarded(path, "inputs() fails", lambda: [_contiguous(item) for item in source.inputs(size, random)])
     expected = guarded(path, "reference() fails", lambda: _contiguous(source.reference(*arrays)))
@@ -119,9 +119,9 @@ def export(
 
 
 def only_function(path: Path, kernel: Kernel, name: str) -> Any:
-    """The only function in the module that the file's ``module`` or ``opencl_module`` returns, with a global symbol.
+    """The only function in the module that the file's ``module`` or ``opencl_module`` returns.
 
-    Raises Fault ``kernel``.
+    A function without a global symbol gets one. Raises Fault ``kernel``.
     """
     import tvm
 
@@ -167,6 +167,6 @@ def guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
 
 
 def last_lines(text: str) -> str:
-    """The last non-empty lines, joined."""
+    """The last three lines that are not empty, joined, and limited to 600 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " / ".join(lines[-3:])[:600]

@@ -28,7 +28,7 @@ PRECISIONS = ("float32", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class Eager:
-    """A measurement in one precision. If the model was not run, ``reason`` states why."""
+    """The measurement in one precision. If the model was not run, ``reason`` states why."""
 
     precision: str
     reason: str = ""
@@ -40,7 +40,7 @@ class Eager:
     largest: float = 0.0
     """The largest absolute value of the same output on this PC."""
     peak_memory_bytes: int = 0
-    """The peak memory of the process on the board, with the Python interpreter and PyTorch."""
+    """The peak memory of the process on the board, including the Python interpreter and PyTorch."""
     threads: int = 0
     torch: str = ""
     """The version of PyTorch on the board."""
@@ -66,12 +66,12 @@ def measure(
     """Run the model of ``description`` (``model_graph``) on the board in each precision.
 
     ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error does not
-    affect TVM's measurement, so it is not raised: each result contains it as the reason.
+    affect TVM's measurement. Therefore it is not raised, but becomes the reason in each result.
     """
     if address.kind == "adb":
         return not_run("phones have no Python with PyTorch")
     if address.kind not in LOADER_KINDS:
-        return not_run("TVM's server does not run PyTorch: choose the board by tree:// or ssh://")
+        return not_run("TVM's server does not run PyTorch: use a tree:// or ssh:// address")
     try:
         with progress.step(f"run the model in PyTorch on {address}"):
             results = _results(config, target, address, description, python)
@@ -84,7 +84,7 @@ def measure(
 
 
 def not_run(reason: str) -> tuple[Eager, ...]:
-    """Results without a measurement, which have the same reason in each precision."""
+    """A result without a measurement for each precision, all with the same reason."""
     return tuple(Eager(precision=precision, reason=reason) for precision in PRECISIONS)
 
 

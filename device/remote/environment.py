@@ -25,7 +25,7 @@ _TORCH_NEEDED_MIB = 1536
 _SYMPY_NEEDS = "mpmath==1.3.0"
 """SymPy, which torch.export uses, imports this package."""
 _TORCHVISION = ("torchvision==0.28.0", "pillow==13.0.0")
-"""The torchvision for the pinned PyTorch, because many models are built from its networks."""
+"""torchvision for the pinned PyTorch. Many models are built from torchvision's networks."""
 _LIMIT_S = 1800.0
 
 
@@ -43,7 +43,7 @@ class TvmEnvironment:
             "PYTHONPATH": os.pathsep.join(map(str, [self.site, *self.others, ROOT])),
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "TVM_USE_RUNTIME_LIB": "0",  # TVM's tracker and proxy use 1, which leaves out the compiler
+            "TVM_USE_RUNTIME_LIB": "0",  # 1, for TVM's tracker and proxy, omits the compiler
         }
 
     def command(self, module: str, *words: str) -> list[str]:
@@ -83,7 +83,7 @@ def _install(pins: tuple[str, ...], site: Path, log: Path) -> None:
             f"{pins[0]} cannot be installed",
             expected=f"a {name} wheel for this machine's Python {sys.version.split()[0]}",
             found="none in the package index",
-            fix="compile on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch have wheels",
+            fix="run the task on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch have wheels",
         )
 
     words = ["install", "--no-deps", "--only-binary=:all:"]

@@ -25,44 +25,46 @@ TABLE = {
     "unknown": Row(
         UserError,
         "no board with the address {where}",
-        "a board with that key",
-        "check the key, and that the board's server is running and connected to the tracker or proxy",
+        "a board that is registered under that key",
+        "check the key, and check that the board's server is running and connected to the tracker or proxy",
     ),
     "silent": Row(
         BoardSilent,
         "{where} cannot be reached",
         "a response from the board",
-        "check that the board is on, that its server (TVM's, sshd or adbd) is running, and that the address is correct",
+        "check that the board is on, that TVM's server, sshd or adbd runs on it, and that the address is correct",
     ),
     "no-phone": Row(
         BoardSilent,
         "adb does not find {where}",
-        "a phone in the list of adb devices",
-        "connect the phone, and enable USB debugging in its developer options, or use adb://HOST:PORT",
+        "a phone in the output of adb devices",
+        "connect the phone and enable USB debugging in its developer options; for a phone in the network, use "
+        "adb://HOST:PORT",
     ),
     "several-phones": Row(
         UserError,
         "adb:// matches several phones",
-        "one phone in the list of adb devices, or an address with a serial number",
+        "one phone in the output of adb devices, or an address with a serial number",
         "choose a phone by its serial number: --device adb://SERIAL",
     ),
     "unauthorized-phone": Row(
         AccessDenied,
         "{where} does not accept the key of this PC",
-        "the state device in the list of adb devices",
+        'the state "device" in the output of adb devices',
         "unlock the phone and accept the USB debugging request; to repeat the request, run adb kill-server",
     ),
     "offline-phone": Row(
         BoardSilent,
         "{where} does not respond to adb",
-        "the state device in the list of adb devices",
+        'the state "device" in the output of adb devices',
         "unlock the phone, reconnect it, and switch USB debugging off and on, or run adb reconnect",
     ),
     "unusable-phone": Row(
         UserError,
         "adb cannot start programs on {where}",
-        "the state device in the list of adb devices",
-        "start Android on the phone; if adb has no permissions, install android-sdk-platform-tools-common (udev rules)",
+        'the state "device" in the output of adb devices',
+        "start Android on the phone; if adb lacks permissions, install the udev rules in the package "
+        "android-sdk-platform-tools-common",
     ),
     "busy": Row(
         InUse,
@@ -80,7 +82,8 @@ TABLE = {
         BoardLost,
         "the connection to {where} was lost during the run",
         "a response to each request",
-        "check the board (power, network, memory) and its server's log; over RPC, a crash closes the connection",
+        "check the board (power, network, memory) and its server's log; over RPC, also check the kernel: "
+        "a crash closes the connection",
     ),
     "architecture": Row(
         PlatformMismatch,
@@ -110,38 +113,39 @@ TABLE = {
         UserError,
         "the kernel's file cannot be used",
         "a file that defines SIZE, module, inputs and reference",
-        "see the example in docs/remote.md",
+        "correct the file: docs/remote.md contains an example",
     ),
     "model": Row(
         UserError,
         "the model cannot be compiled",
         "a model with static shapes that both torch.export and TVM's importer support",
-        "see docs/remote.md for what a model may contain, and remote/worker.log in the build folder for the traceback",
+        "change the model (docs/remote.md describes what it may contain); for the traceback, see remote/worker.log in "
+        "the build folder",
     ),
     "operator": Row(
         UserError,
         "the model has operators that TVM's importer lacks",
         "operators that tvm.relax.frontend.torch converts",
-        "in the model, replace these operators by others that the importer supports",
+        "in the model, replace these operators with operators that the importer supports",
     ),
     "refused": Row(
         UserError,
         "the kernel or model fails on {where}",
         "code that can be loaded and accepts its arrays",
-        "correct the kernel's file (docs/remote.md describes its arguments), or find the model's operator that fails",
+        "correct the kernel's file (docs/remote.md describes its arguments); in a model, replace the failing operator",
     ),
     "no-opencl": Row(
         UserError,
         "{where} has no usable OpenCL library",
         "libOpenCL.so.1 on the board",
-        "install ocl-icd-libopencl1 on the board, and the driver of its GPU (on a Pi 4 or 5: mesa-opencl-icd); "
-        "on a phone, OpenCL is part of the Android system image",
+        "on the board, install ocl-icd-libopencl1 and the GPU's driver (on a Pi 4 or 5: mesa-opencl-icd); "
+        "if the board is a phone, choose a phone whose Android system includes OpenCL",
     ),
     "no-device": Row(
         UserError,
         "{where} has no OpenCL device",
-        "a device in the list of clinfo on the board",
-        "install the GPU driver; Mesa offers the GPU of a Pi 4 or 5 only if RUSTICL_ENABLE=v3d is set",
+        "a device in the output of clinfo on the board",
+        "install the GPU's driver; on a Pi 4 or 5, also set RUSTICL_ENABLE=v3d, which Mesa requires",
     ),
     "build": Row(
         UserError,
@@ -157,7 +161,7 @@ TABLE = {
     ),
     "device-memory": Row(
         UserError,
-        "the OpenCL device of {where} does not have enough memory",
+        "the OpenCL device on {where} does not have enough memory",
         "arrays that fit into the device's memory",
         "choose a smaller --size",
     ),
@@ -169,8 +173,8 @@ TABLE = {
     ),
     "driver": Row(
         UserError,
-        "the OpenCL driver of {where} reports an error",
-        "CL_SUCCESS",
+        "the OpenCL driver on {where} reports an error",
+        "the status CL_SUCCESS",
         "check that the kernel accesses only its arrays, and test the driver with clinfo on the board",
     ),
     "driver-crashed": Row(
@@ -195,5 +199,5 @@ def error_of(kind: str, found: str, **words: object) -> UserError:
 
 
 def loader_error(kind: str, found: str, **words: object) -> UserError:
-    """The error for a fault that the loader reported. Kinds without their own error are errors of the kernel."""
+    """The error for a fault that the loader reported. Kinds that are not in ``_OF_LOADER`` become ``refused``."""
     return error_of(kind if kind in _OF_LOADER else "refused", found, **words)

@@ -59,7 +59,11 @@ _SHARED_ON_PHONES = "/data/local/tmp"
 
 @dataclass(frozen=True)
 class Timing:
-    """How a kernel is timed: runs per measurement, measurements, least time of a measurement, and warm-up runs."""
+    """How a kernel is timed.
+
+    ``number`` is the number of runs per measurement, ``repeat`` the number of measurements, ``min_repeat_ms`` the
+    minimum duration of a measurement, and ``warm_up`` the number of runs before the first measurement.
+    """
 
     number: int
     repeat: int
@@ -109,7 +113,7 @@ def build_static_loader(config: Config, target: Target, kernel: Path, entry: str
 def build_android_loader(config: Config, target: Target) -> Path:
     """Compile a loader for an Android phone. It uses Android's C library, so it can open the phone's libraries.
 
-    The loader is linked to stubs of the phone's libraries, which define only the symbols in bionic.txt.
+    The loader is linked against stubs of the phone's libraries, which define only the symbols in bionic.txt.
 
     Raises ProgramMissing, CommandFailed.
     """
@@ -171,7 +175,7 @@ class LoaderSession:
         self._received = b""
         self._crash = "crashed"
         self.model = ""
-        """The board's model from its device tree; empty if there is none."""
+        """The model name in the board's device tree; empty if there is none."""
 
     def wait_until_ready(self, queue_limit_s: float) -> None:
         """Wait until the board is free. Raises InUse, BoardSilent, PlatformMismatch and errors from SSH."""
@@ -179,9 +183,10 @@ class LoaderSession:
         self.model = self._answer(queue_limit_s + _CONNECT_LIMIT_S, greeting=True).partition("; ")[2]
 
     def load(self, library: Path | None, entry: str) -> str:
-        """Send a kernel and return its backend. ``entry`` is "-" for a plain kernel. Raises PlatformMismatch.
+        """Send a kernel and return its backend. Raises PlatformMismatch.
 
-        Without a library, the kernel that is linked into the loader is used.
+        ``entry`` is "-" for a kernel with the plain C interface (``kernel.h``). Without a library, the kernel that is
+        linked into the loader is used.
         """
         content = library.read_bytes() if library is not None else b""
         return self._ask(f"load {entry} {len(content)}", content)
@@ -237,7 +242,7 @@ class LoaderSession:
         return numpy.frombuffer(self._bytes(size, self._deadline()), dtype=like.dtype).reshape(like.shape)
 
     def run(self, numbers: Sequence[int]) -> float | None:
-        """Run the kernel once. Returns the seconds according to the emulator's cycle model, or None without a model."""
+        """Run the kernel once. Returns the seconds that a cycle model estimated, or None if no cycle model was used."""
         seconds = float(self._ask(f"run {' '.join(map(str, numbers))}"))
         return seconds if seconds > 0 else None
 
@@ -268,7 +273,7 @@ class LoaderSession:
         return self._answer(self._limit_s + GRACE_S)
 
     def send(self, data: bytes) -> None:
-        """Write data with a deadline, because a board that no longer responds does not read its input."""
+        """Write data. There is a deadline, because a board that no longer responds does not read its input."""
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 - opened as a pipe
         deadline, rest = self._deadline(), memoryview(data)
@@ -406,7 +411,7 @@ def session(
                 f"the loader for {target.title} cannot be started",
                 expected=f"the program {argv[0]} to run",
                 found=os.strerror(fault.errno or 0),
-                fix="run ./inv doctor to check whether programs for other architectures run",
+                fix="run ./inv doctor, which checks whether this PC can run programs for other architectures",
             ) from fault
         opened = LoaderSession(started, stderr, str(address), config.remote.session_limit_s)
         stack.callback(opened.close)
@@ -428,7 +433,7 @@ def _unpack(folder: str, program: bytes, limits: Sequence[str]) -> str:
 
 
 def emulator(architecture: Architecture) -> list[str]:
-    """The command that runs programs of another architecture with the C library of the cross compiler.
+    """The command that runs programs for another architecture with the C library of the cross compiler.
 
     Raises ProgramMissing, ArtefactMissing.
     """

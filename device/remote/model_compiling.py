@@ -24,10 +24,11 @@ from device.remote.model_plan import Plan, Tensor
 from device.remote.reporting import Fault, step
 
 TOLERANCE = (1e-4, 1e-4)
-"""The relative and absolute tolerance against eager PyTorch on this PC. float32 sums are computed in a different order.
+"""The relative and absolute tolerance for differences from eager PyTorch on this PC.
 
-The absolute tolerance of an output with small values is smaller (``comparing.tolerance_of``). For quantised models, it
-is at least a quantisation step, because a value near the boundary between two steps may be rounded to either step.
+Results differ because float32 sums are computed in a different order. The absolute tolerance of an output with small
+values is smaller (``comparing.tolerance_of``). For quantised models, it is at least one quantisation step, because a
+value near the boundary between two steps may be rounded to either step.
 """
 ENTRY = "pitorch_model"
 OPERATOR_RUNS = 5
@@ -84,7 +85,7 @@ def _require_fixed(reference: str, exported: Any) -> None:
     """Raise Fault ``model`` for dynamic shapes, and for a model that changes its inputs, buffers or parameters."""
     import torch
 
-    # range_constraints does not show this: run_decompositions adds an unused symbol for integer inputs.
+    # range_constraints is not reliable: run_decompositions adds an unused symbol for integer inputs.
     values = [value for node in exported.graph.nodes for value in torch.utils._pytree.tree_leaves(node.meta.get("val"))]
     if sizes := sorted({str(side) for item in values for side in getattr(item, "shape", ()) if type(side) is not int}):
         found = ", ".join(sizes)
@@ -281,9 +282,9 @@ def _missing_operators(exported: Any) -> list[str]:
 
 
 def _places(name: str, exported: Any) -> str:
-    """The places in the model that call the operator in TVM's name, as " (…)"; an empty string if they are unknown.
+    """The places that call the operator after which TVM named a function, as " (…)"; empty if they are unknown.
 
-    TVM's function is the same for all calls with these shapes, so there can be several places.
+    TVM uses one function for all calls with the same shapes, so there can be several places.
     """
     calls: dict[str, list[str]] = {}
     for node in exported.graph.nodes:

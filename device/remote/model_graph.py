@@ -1,16 +1,16 @@
 """Describe an exported model for ``loader/torch_session.py``, which runs it in another version of PyTorch.
 
-A file of ``torch.export`` can be loaded only by a similar version of PyTorch, and boards have an older one than this
-PC. The description consists of a JSON object that lists the calls to ATen operators, a newline, and the tensors' bytes.
-It is written before the operators are decomposed, so each call is a whole layer, as in eager mode. Only the functions
-import ``torch``.
+Only a similar version of PyTorch can load a file from ``torch.export``, and boards have an older version than this PC.
+The description therefore consists of a JSON object, which lists the calls to ATen operators, followed by a newline
+and the tensors' bytes. It is created before the operators are decomposed, so each call is a whole layer, as in eager
+mode. Only the functions import ``torch``.
 
 The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls``, ``outputs``, the records of
 the ``examples`` and ``expected`` tensors, the ``tolerances`` (relative and absolute) of the outputs, and the numbers of
 timed ``runs`` and of ``warm_up`` runs.
 A call consists of a name, the operator, arguments, options, and the rank of the result, which is null if the result is
-not a floating-point tensor. A record consists of the type, the shape, and the offset in the bytes. In arguments,
-{"node": NAME} is a tensor.
+not a floating-point tensor. A record consists of a tensor's type, its shape, and its offset in the bytes. In arguments,
+{"node": NAME} is the tensor with that name.
 """
 
 from __future__ import annotations
@@ -117,4 +117,4 @@ def _encoded(item: Any) -> Any:
         return {"torch": str(item).removeprefix("torch.")}
     if isinstance(item, torch.device):
         return {"device": str(item)}
-    raise Fault("model", f"an argument of an operator is a {type(item).__name__}")
+    raise Fault("model", f"an operator has an argument of the unsupported type {type(item).__name__}")

@@ -28,7 +28,10 @@ _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor. ``where`` is the index of an input or output, or an offset in bytes in the other places."""
+    """A tensor. ``place`` is INPUT, OUTPUT, PARAMETERS or WORK_AREA.
+
+    ``where`` is the index of the input or output, or the offset in the parameters or work area, in bytes.
+    """
 
     place: str
     where: int
@@ -42,7 +45,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return int(numpy.dtype(self.dtype).itemsize) * math.prod(self.shape)
 
 

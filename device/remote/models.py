@@ -33,7 +33,7 @@ _TEMPLATE = Path(__file__).parent.parent / "templates" / "model.html.j2"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProfile:
-    """A measurement. ``seconds`` are the runs' latencies; ``operators`` are names and times in execution order."""
+    """A measurement. ``seconds`` has the latency of each run; ``operators`` has names and times in execution order."""
 
     model: str
     inputs: tuple[str, ...]
@@ -278,7 +278,7 @@ def profile(
 def compile_for(config: Config, model: str, target: Target, folder: Path) -> None:
     """Compile MODULE:FUNCTION for a target, and write the library, parameters and description to a new folder.
 
-    Raises UserError, and the errors of installing TVM.
+    Raises UserError, and the errors that ``environment.ready_for_models`` raises.
     """
     folder.mkdir()
     once = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
@@ -296,7 +296,7 @@ def _compiled(
     environment: environments.TvmEnvironment,
     scratch: Path,
 ) -> tuple[dict[str, Any], Path]:
-    """Compile the model in ``scratch`` and, with an address, run it over TVM's RPC. Returns facts and the library."""
+    """Compile the model in ``scratch``, and run it over RPC if there is an address. Returns facts and the library."""
     library = scratch / "libmodel.so"
     linker = process.require_program(target.linker(config.remote.linker), f"to link models for {target.title}")
     request = {
@@ -331,7 +331,7 @@ def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) 
 
 
 def _header(inputs: int, outputs: int) -> str:
-    """The header of the library, with the numbers of inputs and outputs of the model."""
+    """The header of the library, which defines the numbers of the model's inputs and outputs."""
     counts = f"#define PITORCH_MODEL_INPUTS {inputs}\n#define PITORCH_MODEL_OUTPUTS {outputs}\n"
     return counts + (SOURCE / "model.h").read_text()
 
@@ -352,7 +352,7 @@ def _reference(model: str) -> str:
         f"there is no model {model!r}",
         expected="FILE.pt2 (torch.export.save), or MODULE:FUNCTION",
         found=found,
-        fix="see docs/remote.md for how to write a model",
+        fix="pass an existing file or a function to --model; docs/remote.md describes how to write a model",
     )
 
 

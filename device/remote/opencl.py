@@ -1,7 +1,7 @@
 """OpenCL kernels: a file in OpenCL C next to the kernel's Python file, compiled by the driver on the board.
 
 As for any kernel, the Python file creates the arrays and the reference. It also defines ``launch(size)``, which returns
-the total number of work items and the number per work group (or None: the driver chooses). The ``.cl`` file defines a
+the total number of work items and the number per work group (None lets the driver choose). The ``.cl`` file defines a
 ``__kernel`` with the file's name. Its arguments are the inputs, then the result. The macro ``SIZE`` is predefined.
 
 Without a ``.cl`` file, TVM generates the source from the Python file's ``opencl_module`` (``opencl_worker``).
@@ -27,7 +27,7 @@ _PLACE = re.compile(r"(?<!\S)(\S*):(\d+):(\d+): ")
 
 @dataclass(frozen=True)
 class Device:
-    """An OpenCL device of a board."""
+    """An OpenCL device on a board."""
 
     type: str
     name: str
@@ -83,8 +83,8 @@ def program(path: Path, kernel: Kernel) -> Program:
     if not source.is_file():
         raise Fault(
             "kernel",
-            f"{path.stem} is not an OpenCL kernel: there is no {source.name} next to {path.name}, "
-            "which does not define opencl_module",
+            f"{path.stem} is not an OpenCL kernel: there is no {source.name} next to {path.name}, and {path.name} does "
+            "not define opencl_module",
         )
     if not hasattr(kernel.source, "launch"):
         raise Fault("kernel", f"{path} does not define launch, so it is not an OpenCL kernel")
@@ -109,9 +109,9 @@ def program(path: Path, kernel: Kernel) -> Program:
 def compiler_errors(log: str) -> str:
     """The error of ``clBuildProgram`` and the first errors in its compiler's output.
 
-    The loader sends the error's name and the output's lines with a separator between them. Each driver has its own name
-    for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's ignores ``#line``. These names are omitted,
-    but not the names of headers.
+    The loader sends the error's name and the output's lines with a separator between them. Each driver uses a different
+    name for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's driver ignores ``#line``. These names
+    are omitted, but not the names of headers.
     """
     name, *lines = (line.strip() for line in log.split("\x1e") if line.strip())
     errors = [_PLACE.sub(_place, line) for line in lines if re.search(r"\berror\b", line)]
@@ -127,7 +127,7 @@ def _place(found: re.Match[str]) -> str:
 def _fault(launch: Any) -> str:
     """The error in the value that ``launch`` returned; empty if the value is valid."""
     if not isinstance(launch, tuple) or len(launch) != 2:
-        return "expected a pair: the number of all work items, and the number per work group"
+        return "expected a pair: the total number of work items, and the number per work group"
     work_items, group = launch
     for sizes in (work_items, group) if group is not None else (work_items,):
         dimensions = len(sizes) if isinstance(sizes, tuple) else 0

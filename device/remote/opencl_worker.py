@@ -36,7 +36,7 @@ def _run(request: Mapping[str, Any]) -> None:
 
 
 def _generated(path: Path, function: Any) -> tuple[str, str]:
-    """The kernel's name and source. Its arguments are those of the function, in the function's order."""
+    """The kernel's name and source. The kernel has the same arguments as the function, in the same order."""
     import tvm
     from tvm.target import Target
 
@@ -52,7 +52,7 @@ def _generated(path: Path, function: Any) -> tuple[str, str]:
     given = {text.split()[-1]: text.strip() for text in listed.split(",")}
     wanted = [f"{parameter.name}_ptr" for parameter in function.params]
     if extra := sorted(set(given) - set(wanted)):
-        raise Fault("kernel", f"{path}: TVM's kernel needs {', '.join(extra)}, which are not arrays of the function")
+        raise Fault("kernel", f"{path}: TVM's kernel needs {', '.join(extra)}, which are not arguments of the function")
     arguments = ", ".join(given.get(item, f"__global void* {item}") for item in wanted)
     return name, source.replace(f"({listed})", f"({arguments})")
 

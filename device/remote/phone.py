@@ -1,8 +1,8 @@
 """Access to phones through adb: the adb server, a phone's state, and the command line for a phone.
 
-The adb client connects to a server, which manages the connections to all phones. If a server is running, or an
-environment variable names one, it is used. Otherwise, a private server runs during the session, on a UNIX socket that
-only this user can open.
+The adb client connects to a server, which manages the connections to all phones. If a server is running or an
+environment variable names one, this server is used. Otherwise, a private server runs during the session, on a UNIX
+socket that only this user can open.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PORT = 5037
 _VARIABLES = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT")
 _LIMIT_S = 60.0
 _SETTLE_S = 5.0
-"""The time limit for a phone to change from offline or authorizing to device after the server has found it."""
+"""How long a phone may take to change from "offline" or "authorizing" to "device" after the server has found it."""
 _STATES = {"unauthorized": "unauthorized-phone", "authorizing": "unauthorized-phone", "offline": "offline-phone"}
 
 
@@ -80,7 +80,7 @@ def require_usable(state: str, address: Address) -> None:
 
 @contextlib.contextmanager
 def _server() -> Iterator[list[str]]:
-    """The command line of the adb client, with a running server."""
+    """The adb client's command line. The client's server runs during the ``with`` block."""
     adb = str(process.require_program("adb", "to reach a phone"))
     if any(os.environ.get(name) for name in _VARIABLES) or _answers():
         yield [adb]

@@ -1,7 +1,8 @@
-"""QPU kernels: compile a C++ file that uses libqpu, next to the kernel's Python file, to a library for the loader.
+"""QPU kernels: compile a C++ file that uses libqpu to a library for the loader.
 
-As for any kernel, the Python file creates the arrays and the reference. The C++ file has the same name with the suffix
-``.cpp``. It includes ``kernel.hpp``, which implements the plain C interface of the loader (``loader/kernel.h``).
+As for any kernel, a Python file creates the arrays and the reference. The C++ file is in the same folder and has the
+same name with the suffix ``.cpp``. It includes ``kernel.hpp``, which implements the loader's plain C interface
+(``loader/kernel.h``).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
             f"{path.stem} is not a QPU kernel",
             expected=f"{source.name} next to {path.name}",
             found="no such file",
-            fix="see docs/remote.md for the contents of that file",
+            fix="write that file (docs/remote.md describes its contents), or choose another kernel",
         )
     here = address.kind == "local"
     folder = native.build(config, "qpu") if here else _boards_libqpu(config)
@@ -62,9 +63,9 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
     except CommandFailed as fault:
         raise UserError(
             "the kernel does not compile",
-            expected=f"C++ code that uses libqpu in {source}",
+            expected=f"valid C++ code that uses libqpu, in {source}",
             found=next((line for line in fault.tail.splitlines() if "error" in line), fault.found),
-            fix="see docs/libqpu.md for the language and docs/remote.md for the contents of the file",
+            fix="correct the file: docs/libqpu.md describes the language, and docs/remote.md the contents of the file",
         ) from fault
     return Built(library, (folder,) if here else ())
 

@@ -40,7 +40,7 @@ class Running:
 
 @contextlib.contextmanager
 def tracker(environment: TvmEnvironment) -> Iterator[Running]:
-    """Run a tracker, which assigns boards by key."""
+    """Run a tracker, which assigns boards to clients by key."""
     port = ports.free_port(HOST)
     words = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
     with _running(environment, ["-m", "tvm.exec.rpc_tracker"], words, port) as server:

@@ -48,7 +48,7 @@ def load(name: str) -> Target:
             f"there is no target {name!r}",
             expected=f"one of {', '.join(rows)}",
             found=repr(name),
-            fix=f"pass --target {near[0]}" if near else "see docs/remote.md for the targets",
+            fix=f"pass --target {near[0]}" if near else "choose one of these targets (see docs/remote.md)",
         )
     row = rows[name]
     return Target(

@@ -346,7 +346,7 @@ ARMHF = {"usr/lib/arm-linux-gnueabihf/libc.so.6": "library"}
         ([], UPSTREAM, "the exported tree contains the other QPU library"),
         (["--qpulib=upstream"], OWN, "the exported tree contains the other QPU library"),
         (["--architecture=armhf"], ARM64, "run ./inv deploy --architecture=arm64"),
-        (["--architecture=arm64"], ARMHF, "or ./inv export-nfsroot --architecture=arm64"),
+        (["--architecture=arm64"], ARMHF, "run ./inv export-nfsroot --architecture=arm64"),
     ],
     ids=["upstream", "local", "arm64", "armhf"],
 )

@@ -125,7 +125,7 @@ def test_a_changed_row_changes_the_place(config: Config, coordinator: Coordinato
 
 def test_down_refuses_while_a_board_is_held(config: Config, coordinator: Coordinator) -> None:
     with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S):
-        assert f"held by {own_name()} since 20" in "\n".join(services.status(config).lines())
+        assert f"held by {own_name()} (since 20" in "\n".join(services.status(config).lines())
         with pytest.raises(InUse, match="the lab is in use") as caught:
             services.down(config)
         assert own_name() in caught.value.found
@@ -200,7 +200,7 @@ def test_a_tag_selects_a_free_board(coordinator: Coordinator) -> None:
 
 
 def test_a_tag_without_a_board_is_an_error(coordinator: Coordinator) -> None:
-    with pytest.raises(UserError, match="no board has model=pi9"), acquired(coordinator, {"model": "pi9"}, limit_s=1):
+    with pytest.raises(UserError, match="has the tags model=pi9"), acquired(coordinator, {"model": "pi9"}, limit_s=1):
         raise AssertionError
 
 
@@ -332,7 +332,7 @@ def test_an_invalid_tag_is_refused(config: Config) -> None:
 def test_a_virtual_machine_of_another_pc_is_left_out(
     config: Config, coordinator: Coordinator, far: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match="no board has model=virt"):
+    with pytest.raises(UserError, match="no board has the tags model=virt"):
         run.on_tagged(config, "model=virt", run.How())
     for name in ("pi3", "pi4"):
         coordinator.tag(name, "quarantine", "yes")
@@ -400,7 +400,7 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
             strategy.transition(Status.off)
             assert requests[2:] == ["/4/0"]
             made.cleanup()
-            switch = f"port 4 of the simplerest switch at http://{address}/{{index}}/{{value}}"
+            switch = f"outlet 4 of the simplerest switch at http://{address}/{{index}}/{{value}}"
             recorded = [(event.source, event.text) for event in board_events.read(paths.events)]
             assert recorded == [("power", f"off and on: {switch}"), ("power", f"off: {switch}")]
     services.up(config)

@@ -306,7 +306,7 @@ def test_a_users_report_names_unreadable_files(exported: Config) -> None:
     with as_an_ordinary_user():
         (link,) = chain.check(exported, record, None, [], source={})
     assert link["holds"] is None
-    assert link["expected"] == f"{layout.tree / PROGRAM}, which only root may read"
+    assert link["expected"] == f"the hash of {layout.tree / PROGRAM}, which only root may read"
 
 
 @marked()

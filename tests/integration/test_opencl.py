@@ -281,7 +281,7 @@ def test_launch_must_match_the_group_size_the_kernel_requires(tmp_path: Path, re
         ("(size / 1,), None", "expected tuples of one to three integers of 1 or more"),
         ("(size,), (32.0,)", "expected tuples of one to three integers of 1 or more"),
         ("size, None", "expected tuples of one to three integers of 1 or more"),
-        ("(size,)", "expected a pair: the number of all work items, and the number per work group"),
+        ("(size,)", "expected a pair: the total number of work items, and the number per work group"),
         ("(unknown,), None", "twice.py:7: launch() fails: NameError"),
     ],
 )

@@ -278,5 +278,5 @@ def test_only_tests_of_the_suite_can_be_selected(tmp_path: Path) -> None:
     suite = tmp_path / "device"
     arguments = ["device", "device/test_a.py", "device/test_a.py::test_x[1::2]"]
     assert list(drive._targets(suite, arguments, tmp_path)) == ["test_a.py", "test_a.py::test_x[1::2]"]
-    with pytest.raises(pytest.UsageError, match="only tests below"):
+    with pytest.raises(pytest.UsageError, match="only tests in"):
         list(drive._targets(suite, ["elsewhere/test_b.py"], tmp_path))

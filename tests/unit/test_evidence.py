@@ -260,7 +260,7 @@ def test_different_commit_is_only_a_warning(chain: Chain) -> None:
         (
             {**CLEAN, "dirty": True},
             {**CLEAN, "dirty": True},
-            f"{COMMIT} with uncommitted changes, which may differ",
+            f"{COMMIT} with uncommitted changes, possibly different ones",
         ),
     ],
 )

@@ -167,7 +167,7 @@ def test_report_lists_what_is_missing() -> None:
     assert "No timing: no timing was requested" in text
     assert "the security pocket was left out" in text
     assert "expected a , found b" in text, "the report must explain a broken link of the chain"
-    assert "Without the updates of trixie-security" in text
+    assert "Without the updates from trixie-security" in text
     assert "built from fedcba987654 with uncommitted changes" in text
 
 
@@ -193,7 +193,7 @@ def test_summary_distinguishes_warnings_and_broken_links(tmp_path: Path) -> None
     warned = suite_result.result_of(document(), paths, 3.0)
     assert warned.ok
     assert "WARNING:  the image was built from the same commit as the tests: expected a, found b" in warned.summary()
-    assert "WITHOUT:  the updates of trixie-security" in warned.summary()
+    assert "WITHOUT:  the updates from trixie-security" in warned.summary()
     assert "BROKEN" not in warned.summary()
     failed = suite_result.result_of(document(links=[broken]), paths, 3.0)
     assert not failed.ok

@@ -1,4 +1,4 @@
-"""Adds 1 to each of SIZE floats."""
+"""Add 1 to each of SIZE floats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int], None]:
-    """The OpenCL kernel's work items; the driver chooses the work-group size."""
+    """The number of work items of the OpenCL kernel, and None: the driver chooses the size of a work group."""
     return (size,), None
 
 

@@ -13,7 +13,7 @@ import numpy
 SIZE = 256
 TOLERANCE = (1e-4, 1e-4)
 OPENCL_TOLERANCE = (0.0, 5e-4)
-"""The OpenCL result agrees with the reference to three decimals."""
+"""The OpenCL result agrees with the reference to three decimal places."""
 
 BLOCK = 32
 """The number of rows and columns in a block of the result.
@@ -48,7 +48,7 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The OpenCL kernel's work items, in total and per work group. A group computes TILE × TILE elements (gemm.cl)."""
+    """The number of OpenCL work items, in total and per group. A group computes TILE × TILE elements (gemm.cl)."""
     groups = math.ceil(size / 64)
     return (groups * 16, groups * 16), (16, 16)
 
