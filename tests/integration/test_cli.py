@@ -246,14 +246,14 @@ def test_without_a_file_nothing_is_read() -> None:
     [
         ((), "neither"),
         (("--kernel=gemm", "--model=nets:cnn"), "both"),
-        (("--kernel=gemm", "--html=report.html"), "an option that is valid only with the other one"),
-        (("--model=nets:cnn", "--size=64"), "an option that is valid only with the other one"),
+        (("--kernel=gemm", "--html=report.html"), "an option for kernels with --model"),
+        (("--model=nets:cnn", "--size=64"), "an option for kernels with --model"),
     ],
 )
 def test_profile_remote_needs_either_a_kernel_or_a_model(words: tuple[str, ...], found: str) -> None:
     done = run("profile-remote", "--target=local", *words)
     assert done.returncode == 10
-    assert "the options do not select one kernel or one model" in done.stderr
+    assert "the options must select either a kernel or a model" in done.stderr
     assert f"found:    {found}" in done.stderr
     assert "Traceback" not in done.stderr
 
