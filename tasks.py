@@ -280,7 +280,7 @@ def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> No
     help={
         "command": "run this command instead of an interactive shell",
         "folder": "folder to mount at /root/work (default: the current folder)",
-        "emulated-compiler": "use the image's compiler, which is emulated, instead of this PC's cross compiler",
+        "emulated-compiler": "use the image's emulated compiler instead of the native cross compiler",
         "root": "run as root, for example to install packages; new files are then owned by root",
         "qpulib": _QPULIB,
     }
