@@ -152,9 +152,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "port": ({"nfs": {"port": 65536}}, "nfs.port: expected 1 to 65535, found 65536"),
     "subnet": ({"nfs": {"subnet": "192.168.77.300/24"}}, "nfs.subnet: expected an IPv4 subnet"),
     "subnet with host bits": ({"nfs": {"subnet": "192.168.77.1/24"}}, "with no host bits set"),
-    "kept folder that is relative": ({"nfs": {"persistent": ["home"]}}, "'home': expected the absolute path of a folder"),
+    "kept folder that is relative": (
+        {"nfs": {"persistent": ["home"]}},
+        "'home': expected the absolute path of a folder",
+    ),
     "kept folder in memory": ({"nfs": {"persistent": ["/run/x"]}}, "'/run/x': expected the absolute path of a folder"),
-    "kept folder above": ({"nfs": {"persistent": ["/home/../etc"]}}, "'/home/../etc': expected the absolute path of a folder"),
+    "kept folder above": (
+        {"nfs": {"persistent": ["/home/../etc"]}},
+        "'/home/../etc': expected the absolute path of a folder",
+    ),
     "kept root": ({"nfs": {"persistent": ["/"]}}, "'/': expected the absolute path of a folder"),
     "kept folder with a blank": ({"nfs": {"persistent": ["/my files"]}}, "expected the absolute path of a folder"),
     "subnet without length": ({"nfs": {"subnet": "192.168.77.0"}}, "with its prefix length"),
