@@ -538,7 +538,7 @@ def profile_remote(
                 found=("both" if model else "neither")
                 if bool(kernel) == bool(model)
                 else "an option for kernels with --model, or an option for models with --kernel",
-                fix="see ./inv profile-remote --help",
+                fix="run ./inv profile-remote --help to see the options of each",
             )
     if json:
         sys.stdout.write(done.as_json())

@@ -132,7 +132,7 @@ def verify(
             f"{reference} is missing from the engine, although it was just created",
             expected="the image",
             found=str(fault.explanation),
-            fix="another program may be removing images; stop it and run ./inv build-image again",
+            fix="stop any program that removes images, then run ./inv build-image again",
         ) from fault
     except ENGINE_ERRORS as fault:
         raise engine_lost(f"was asked for {reference}", fault) from fault

@@ -255,7 +255,7 @@ def _pull(
                 f"{reference} changed after it was verified",
                 expected=required,
                 found=digest,
-                fix="another user may have pushed the same tag: run the task again",
+                fix="run the task again; another user may have pushed the same tag",
             )
         by_digest = f"{reference.name}@{digest}"
         pulled.add(by_digest)
@@ -426,7 +426,7 @@ def _compare(reference: Reference, stated: str, digest: str, held: RemoteImage, 
             f"{reference} in the registry is not the image that was transferred",
             expected=f"{stated}, reported by the engine",
             found=f"{digest}, computed over the received bytes",
-            fix="another user may have pushed the same tag: run the task again",
+            fix="run the task again; another user may have pushed the same tag",
         )
     if image["Id"] not in (held.config.digest, digest):
         raise RegistryFailed(

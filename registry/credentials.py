@@ -129,7 +129,7 @@ def require_readable() -> None:
             f"Docker's configuration {path} cannot be read",
             expected="a JSON object as written by docker login",
             found=fault,
-            fix="fix or delete the file, then run docker login again",
+            fix="repair or delete the file, then run docker login again",
         )
 
 

@@ -167,7 +167,7 @@ def put_manifest(remote: Connection, document: bytes, media_type: str) -> None:
             f"{reference} in the registry differs from what was sent",
             expected=sent,
             found=f"{found.digest}, computed over the received bytes",
-            fix="another user may have pushed the same tag: run the task again",
+            fix="run the task again; another user may have pushed the same tag",
         )
 
 

@@ -159,5 +159,5 @@ def run_all(checks: Sequence[Check]) -> None:
         raise ChecksFailed(
             f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}",
             expected="exit status 0 from each check",
-            fix="see the output above",
+            fix="correct the errors in the output above",
         )

@@ -218,7 +218,7 @@ class ImageConfig:
     name: str = _setting("pitorch", "first part of all image names", _name)
     mirror: str = _setting("", "apt mirror; empty: the mirror that this host's apt uses", _url)
     security_mirror: str = _setting("", "mirror for the security pocket; empty: the same as image.mirror", _url)
-    strict: bool = _setting(False, "report a mirror pocket that cannot be verified as an error instead of a warning")
+    strict: bool = _setting(False, "if a mirror pocket cannot be verified, report an error instead of a warning")
     source_date_epoch: int = _setting(
         1735689600,
         f"newest time stamp in images, in Unix seconds; unset: the value of {EPOCH_VARIABLE}, if that is set",
@@ -403,9 +403,9 @@ class RemoteConfig:
         [], "boards as NAME=ADDRESS, for example pi3=tracker://HOST:9190/KEY", _each(_device)
     )
     linker: str = _setting("", "program that links kernels for the target; empty: GNU-TRIPLET-g++", is_path=True)
-    server_in_image: bool = _setting(False, "include TVM's RPC server in the image (arm64, amd64)")
+    server_in_image: bool = _setting(False, "include TVM's RPC server in the image (only arm64 and amd64)")
     ffi_in_image: bool = _setting(
-        False, "include the apache-tvm-ffi wheel for 32-bit ARM (build-tvm-ffi) in the image (armhf, trixie)"
+        False, "include the apache-tvm-ffi wheel from build-tvm-ffi in the image (only armhf with trixie)"
     )
     queue_limit_s: float = _setting(60.0, "maximum time to wait for a busy board", _between(1, 86400, "s"))
     session_limit_s: float = _setting(120.0, "maximum duration of a session", _between(1, 86400, "s"))

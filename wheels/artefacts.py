@@ -191,7 +191,7 @@ def entry(config: Config, name: str, key: str) -> Entry | None:
                 f"{name} in the artefact cache is damaged and will not be used ({fault.summary})",
                 expected=fault.expected or "every file in its manifest",
                 found=fault.found or "a missing file",
-                fix=f"run the task again to build or pull it again; the damaged entry was renamed to {aside}",
+                fix=f"run the task again to rebuild or pull it; the damaged entry was renamed to {aside}",
             ) from fault
         finally:
             os.close(folder)
