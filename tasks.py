@@ -96,7 +96,7 @@ def _is_special(path: Path) -> bool:
 def _path(option: str, given: str, *, device: bool = False) -> Path:
     """Return a path, resolved against the caller's folder. Raises ConfigError for an unusable path.
 
-    Devices and pipes are refused unless ``device`` is true, because a task would replace /dev/null with its output.
+    Unless ``device`` is true, devices and pipes are refused, because a task would replace them with its output file.
     """
     path = caller.path(given)
     fault = path_fault(path)
@@ -210,9 +210,9 @@ def build_tvm_ffi(context: Context, plan: bool = False) -> None:
     help={
         "what": "torch, a file, or an image in a registry: HOST[:PORT]/REPOSITORY:TAG",
         "key": _KEY_HELP,
-        "sample": "torch: number of objects to compile again (default: 20)",
+        "sample": "torch: number of object files to compile again (default: 20)",
         "full": "torch: build the whole wheel again without ccache",
-        "seed": "torch: the seed that an earlier run printed, to select the same objects again",
+        "seed": "torch: the seed that an earlier run printed, to select the same object files again",
     }
 )
 def verify(context: Context, what: str, key: str = "", sample: int = 20, full: bool = False, seed: int = -1) -> None:
@@ -235,7 +235,7 @@ def verify(context: Context, what: str, key: str = "", sample: int = 20, full: b
 @task(help={"what": "a file, such as a card image or a wheel"})
 @_reported
 def sign(context: Context, what: str) -> None:
-    """Sign a file with the key in registry.signing_key: write a signed statement next to the file."""
+    """Sign a file with the key in registry.signing_key, and write the signed statement next to the file."""
     from flow import publish
 
     print(publish.sign_file(_config(context), _path("what", what)))
@@ -280,7 +280,7 @@ def upstream_tests(context: Context, file: list[str], limit: float = 20.0) -> No
     help={
         "command": "run this command instead of an interactive shell",
         "folder": "folder to mount at /root/work (default: the current folder)",
-        "emulated-compiler": "use the image's emulated compiler",
+        "emulated-compiler": "use the image's emulated compiler instead of the native cross compiler",
         "root": "run as root, for example to install packages; new files are then owned by root",
         "qpulib": _QPULIB,
     }
@@ -346,7 +346,7 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
 
 @_target_task(
     help={
-        "alone": "assign addresses to directly connected boards; without it, a router assigns them",
+        "alone": "assign addresses to directly connected boards; without this option, a router assigns them",
         "address": "listen only on this address",
     }
 )
@@ -375,9 +375,9 @@ def share_internet(context: Context, state: str) -> None:
     name="test-on-pi",
     help={
         "host": "[USER@]HOST[:PORT] of a running board that booted the exported tree",
-        "qemu": "use a virtual machine that boots the exported tree over NFS (default without device.host)",
-        "chroot": "run the suite in the exported tree, entered with enter-nfsroot from the board's system (in QEMU: a "
-        "system without torch or libqpu)",
+        "qemu": "use a virtual machine that boots the exported tree over NFS (default if device.host is empty)",
+        "chroot": "run the suite in the exported tree after entering it with enter-nfsroot from another system: the "
+        "board's own or, in QEMU, one without torch or libqpu",
         "init": "init system of the virtual machine: lean or systemd (default: device.init)",
         "cpu": "CPU of the virtual machine: cortex-a53 (Pi 3), -a72 (Pi 4), -a76 (Pi 5) or -a7 (default: device.cpu)",
         "select": "only tests whose names match this expression (pytest -k)",
@@ -443,7 +443,7 @@ def run_on_pi(
     }
 )
 def lab(context: Context, action: str, name: str = "") -> None:
-    """Share boards through labgrid: start the coordinator and an exporter, show or check the boards, or stop both."""
+    """Share boards through labgrid: start or stop the coordinator and an exporter, or show or check the boards."""
     from device.lab import log as lab_log
 
     if name and action != "log":
@@ -497,7 +497,7 @@ def profile_remote(
     json: bool = False,
     html: str = "",
 ) -> None:
-    """Compile a kernel or a model for a board, run it there, compare it with its reference and time it."""
+    """Compile a kernel or a model for a board, run and time it there, and compare its result with the reference."""
     from device.remote import loader_session, models, profiling
 
     timing = loader_session.Timing(number=number, repeat=repeat, min_repeat_ms=min_repeat_ms, warm_up=warm_up)
@@ -533,12 +533,12 @@ def profile_remote(
             )
         else:
             raise UserError(
-                "the options do not select one kernel or one model",
+                "the options must select either a kernel or a model",
                 expected="--kernel (with --size, --keep), or --model (with --export, --html)",
                 found=("both" if model else "neither")
                 if bool(kernel) == bool(model)
-                else "an option that is valid only with the other one",
-                fix="see ./inv profile-remote --help",
+                else "an option for kernels with --model, or an option for models with --kernel",
+                fix="run ./inv profile-remote --help to see the options of each",
             )
     if json:
         sys.stdout.write(done.as_json())
@@ -622,7 +622,7 @@ def push(context: Context, registry: str = "", tag: str = "", user: str = "", si
 @_target_task(
     help={
         **_IMAGES_HELP,
-        "verify": "refuse an image without a valid signature, provenance and bill of materials",
+        "verify": "refuse the image unless its signature, provenance and bill of materials are valid",
         "key": _KEY_HELP,
     }
 )
@@ -725,7 +725,7 @@ def completion(_: Context, shell: str) -> None:
     },
 )
 def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, against: str = "") -> None:
-    """Run the benchmarks and compare each result with the conventional approach."""
+    """Run the benchmarks and compare each result with that of the conventional approach."""
     from benchmarks import suite as benchmarks
 
     _at_least(1, times=times)
@@ -818,7 +818,7 @@ def build_wheel(
     name="audit-wheel",
     help={
         "what": "NAME==VERSION, or the path of a wheel",
-        "cpu": "cortex-a53, cortex-a72 or cortex-a76; cortex-a7 for armhf",
+        "cpu": "cortex-a53, cortex-a72 or cortex-a76 for arm64; cortex-a7 for armhf",
         "json": "print JSON",
     },
 )

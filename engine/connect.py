@@ -1,7 +1,7 @@
 """Find the selected Docker engine and connect to it.
 
-Like the docker program, this uses ``DOCKER_HOST`` if it is set, else docker's current context, else the default
-socket. Only Unix sockets are supported: builds mount folders of this machine into containers.
+Like the docker program, this module uses ``DOCKER_HOST`` if it is set, else docker's current context, else the default
+socket. Only Unix sockets are supported, because builds mount folders from this machine into containers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENGINE_ERRORS = (
 
 
 class Selection(NamedTuple):
-    """The engine that the user selected. Without a host, this is the engine at the default socket."""
+    """The engine that the user selected. If ``host`` is empty, it is the engine at the default socket."""
 
     host: str = ""
     source: str = "DOCKER_HOST"
@@ -53,7 +53,7 @@ def selected() -> Selection:
     try:
         context = ContextAPI.get_context(name)
         host = (context.Host if context is not None else "") or ""
-        found = "no such context" if context is None else "no address in it"
+        found = "no such context" if context is None else "a context without an address"
     except Exception as fault:  # docker-py raises a plain Exception, or KeyError and others for a malformed file
         found = str(fault)
     if not host:
@@ -69,10 +69,10 @@ def selected() -> Selection:
 def _supported(selection: Selection) -> Selection:
     if not selection.host.startswith("unix://"):
         raise EngineUnavailable(
-            f"the Docker engine that {selection.source} selects is not on a Unix socket of this machine",
-            expected="unix://PATH, because builds bind-mount folders of this machine into containers",
+            f"the Docker engine that {selection.source} selects does not use a Unix socket on this machine",
+            expected="unix://PATH, because builds bind-mount folders from this machine into containers",
             found=selection.host,
-            fix=f"{selection.undo}, or run ./inv on the machine of that engine",
+            fix=f"{selection.undo}, or run ./inv on the machine where that engine runs",
         )
     return selection
 
@@ -99,7 +99,7 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
         # docker-py does not validate the file.
         raise EngineUnavailable(
             "docker's configuration file for this user cannot be read",
-            expected="a JSON object in ~/.docker/config.json (or in the folder DOCKER_CONFIG names)",
+            expected="a JSON object in ~/.docker/config.json (or in config.json in the folder DOCKER_CONFIG)",
             found=str(fault),
             fix="repair or remove this configuration file",
         ) from fault
@@ -131,7 +131,7 @@ def unavailable(selection: Selection, fault: BaseException | None = None) -> Eng
         "no Docker engine responds",
         expected=expected,
         found=_reason(fault),
-        fix="run ./inv doctor to start one (systemd or dockerd), or set DOCKER_HOST to another engine on this machine",
+        fix="run ./inv doctor to start one, or set DOCKER_HOST to the socket of another engine on this machine",
     )
 
 

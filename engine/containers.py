@@ -98,8 +98,8 @@ def container(
 ) -> Iterator[Container]:
     """Create a container without starting it, and remove it by force when the block ends.
 
-    With ``patience_s``, a process that is still running in the container first receives SIGINT and has this number of
-    seconds to clean up. Raises ArtefactMissing or EngineUnavailable.
+    If ``patience_s`` is not 0, a process that is still running in the container first receives SIGINT and has this
+    number of seconds to clean up. Raises ArtefactMissing or EngineUnavailable.
     """
     try:
         made = client.containers.create(
@@ -113,7 +113,7 @@ def container(
             working_dir=workdir,
             user=user or None,
             network_mode="host",
-            # The kernel ignores signals that process 1 sends to itself; an emulated program that crashed would hang.
+            # The kernel ignores signals that process 1 sends to itself, so an emulated program that crashes would hang.
             init=True,
         )
     except docker.errors.ImageNotFound as fault:
@@ -180,11 +180,11 @@ def run_in(
     fix: str = "",
     patience_s: float = 0.0,
 ) -> Ran:
-    """Run ``argv`` to completion in a new container from ``image``; write its output to ``log`` immediately.
+    """Run ``argv`` to completion in a new container from ``image``; write its output to ``log`` as it arrives.
 
     ``binds`` have the form ``SOURCE:TARGET:ro|rw``; ``patience_s`` is as in ``container``. Raises CommandFailed (unless
     ``check`` is false) or CommandTimedOut (after ``limit_s`` seconds), both with the last lines of the output, or
-    EngineUnavailable if the engine exits in the meantime.
+    EngineUnavailable if the engine stops responding in the meantime.
     """
     began = time.monotonic()
     with contextlib.ExitStack() as stack:

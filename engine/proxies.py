@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 SOCKS_MISSING = "Missing dependencies for SOCKS support"
 """The error message of requests and pip for a SOCKS proxy if PySocks is not installed."""
-SOCKS_FIX = "set http_proxy and https_proxy to an HTTP proxy, or install PySocks into .venv from a file"
+SOCKS_FIX = "set http_proxy and https_proxy to an HTTP proxy, or install PySocks into .venv from a wheel file"
 
 _NAMES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
 
@@ -30,9 +30,9 @@ def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
 def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a ``dockerd`` that is started here, with the proxies from ``build_environment``.
 
-    ``all_proxy`` is omitted: dockerd does not use an HTTP proxy from this variable, and uses a SOCKS proxy in addition
-    to the other two (observed with 20.10). Go's HTTP client supports only the scheme ``socks5``, and lets the proxy
-    resolve host names, as other programs do for ``socks5h``.
+    ``all_proxy`` is omitted: dockerd ignores an HTTP proxy in this variable, and uses a SOCKS proxy in it in addition
+    to ``http_proxy`` and ``https_proxy`` (observed with 20.10). Go's HTTP client supports only the scheme ``socks5``,
+    and lets the proxy resolve host names, as other programs do for ``socks5h``.
     """
     source = os.environ if environ is None else environ
     passed = {**source, **build_environment(source)}

@@ -1,7 +1,7 @@
 """Use a running engine, or start one.
 
 1. An engine that responds at the selected address (engine.connect) is used unchanged.
-2. If systemd is the init system, it starts ``docker.service``.
+2. If no engine responds and systemd is the init system, systemd starts ``docker.service``.
 3. Otherwise (in containers and CI), this module starts ``dockerd`` in a separate session, so that it outlives the task.
 
 A ``dockerd`` started in step 3 is recorded; ``stop_engine`` stops it (engine.dockerd, engine.stop).
@@ -188,7 +188,7 @@ def socket_group() -> int:
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable if another dockerd uses the default paths and does not respond. It is left running."""
+    """Raise EngineUnavailable, and leave the other dockerd running, if one at the default paths does not respond."""
     if daemon.host != DEFAULT_HOST:
         return
     with contextlib.suppress(OSError, ValueError, psutil.Error):
@@ -228,7 +228,9 @@ def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: i
                 "the Docker engine was started but does not respond",
                 expected=f"a response from {daemon.host} within {_START_LIMIT_S:.0f} s",
                 found=f"none{tail}",
-                fix=f"read {daemon.log}" if started is not None else "run journalctl -u docker.service",
+                fix=f"find the cause in {daemon.log}"
+                if started is not None
+                else "find the cause with journalctl -u docker.service",
             )
         time.sleep(0.1)
 
@@ -254,7 +256,7 @@ def _fix_for(tail: str) -> str:
         ("iptables", "install iptables, and run this container with --privileged or --cap-add=NET_ADMIN"),
         ("no space left", "free some space below /var/lib/docker"),
         ("no sockets found", "start dockerd without socket activation"),
-        ("pid file found", "another dockerd is running: use it (DOCKER_HOST) or stop it"),
+        ("pid file found", "another dockerd is running: set DOCKER_HOST to use it, or stop it"),
     )
     return next((fix for words, fix in known if words in lowered), "fix the error in the log")
 

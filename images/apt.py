@@ -194,7 +194,7 @@ def _mirrors(config: Config) -> dict[str, str]:
         fix = (
             "set it in invoke.yaml, or with INVOKE_IMAGE_MIRROR=http://HOST/debian"
             if debian_target
-            else "programs that run on this PC are installed from it: add one to /etc/apt/sources.list.d"
+            else "programs that run on this PC are installed from a Debian mirror: add one to /etc/apt/sources.list.d"
         )
         raise ConfigError([f"image.mirror: no Debian mirror is set, and this host's apt does not use one; {fix}"])
     derived = main + "-security" if main.endswith("/debian") else ""
@@ -267,7 +267,7 @@ def fetch_key(key: SigningKey, path: Path) -> None:
             expected=f"the key with fingerprint {key.fingerprint}",
             found=str(fault),
             fix=(SOCKS_FIX if SOCKS_MISSING in str(fault) else "connect to the network")
-            + f", or put the key there yourself: gpg --dearmor < KEY > {path}",
+            + f", or store the key yourself: gpg --dearmor < KEY > {path}",
         ) from fault
     with files.replacing(path) as aside:
         _gpg("--yes", "--dearmor", "--output", str(aside), stdin=answer.content)
@@ -277,7 +277,7 @@ def fetch_key(key: SigningKey, path: Path) -> None:
                 f"the key at {key.url} is not the pinned key",
                 expected=f"fingerprint {key.fingerprint}",
                 found=", ".join(sorted(found)) or "no key",
-                fix="find out why before you continue; if the archive has changed its key, update images/flavours/",
+                fix="find out why the key differs; if the archive has changed its key, update images/flavours/",
             )
 
 
@@ -331,11 +331,11 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
                 good.append(source)
                 names[source.pocket.suite] = source.pocket.also
                 warnings.append(
-                    f"pocket {source.pocket.suite} of {source.uri} cannot be verified: {fault} (the signed index "
-                    f"of {state} of the same release, under the name {source.pocket.also}, is used instead)"
+                    f"pocket {source.pocket.suite} of {source.uri} cannot be verified: {fault} (the same release's "
+                    f"signed index under the name {source.pocket.also}, dated {state}, is used instead)"
                 )
                 continue
-            also_not = f"; nor under its other name, {source.pocket.also}: {why_not}" if why_not else ""
+            also_not = f"; its other name, {source.pocket.also}, cannot be used either: {why_not}" if why_not else ""
             text = (
                 f"pocket {source.pocket.suite} of {source.uri} cannot be verified and is left out: {fault}{also_not} "
                 f"(its updates are missing from the image)"
@@ -385,7 +385,7 @@ def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[s
     fields = _release_fields(scratch)
     # The alias may already point to the next release.
     if (codename := fields.get("Codename", "a release without a name")) != source.pocket.suite:
-        return "", f"that is {codename} now"
+        return "", f"this name now refers to {codename}"
     for path in [path for path in (scratch / "lists").iterdir() if path.is_file() and path.name != "lock"]:
         path.rename(path.with_name(path.name.replace(f"_dists_{also}_", f"_dists_{source.pocket.suite}_")))
     return fields.get("Date", "no date"), ""
@@ -601,7 +601,7 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
 
 
 def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -> None:
-    """Fetch a file from an archive, such as a part of a source package, unless ``place`` has it.
+    """Fetch a file from an archive, such as a part of a source package, to ``place``, unless it is already there.
 
     apt verifies the SHA-256. Raises SourceUnavailable with apt's first error.
     """
@@ -664,6 +664,6 @@ def preferences_text(sources: tuple[Source, ...]) -> str:
 
 
 def fingerprint(verified: Verified) -> str:
-    """Return the SHA-256 over the verified indices, which identifies the mirror's state during the build."""
+    """Return the SHA-256 of the verified indices, which identifies the mirror's state during the build."""
     text = "\n".join(f"{name} {digest}" for name, digest in sorted(verified.indices.items()))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -3,7 +3,7 @@
 The engine's import always sets the host's architecture, regardless of the requested platform (dockerd 20.10). A
 *docker-archive* is loaded instead, because it contains the image's configuration: it consists of a ``manifest.json``,
 the configuration, and each tar as an unchanged layer. The image ID is the configuration's SHA-256; with a fixed
-creation time, it depends on the inputs only. Loading a large layer takes a third of the time of ``ADD`` in a
+creation time, it depends only on the inputs. Loading a large layer takes a third of the time of ``ADD`` in a
 Dockerfile.
 
 Format: docker image specification v1.2, "Combined Image JSON + Filesystem Changeset Format".
@@ -132,7 +132,7 @@ def verify(
             f"{reference} is missing from the engine, although it was just created",
             expected="the image",
             found=str(fault.explanation),
-            fix="another program may be removing images; stop it and run ./inv build-image again",
+            fix="stop any program that removes images, then run ./inv build-image again",
         ) from fault
     except ENGINE_ERRORS as fault:
         raise engine_lost(f"was asked for {reference}", fault) from fault

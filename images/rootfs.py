@@ -5,7 +5,7 @@ All roots are built from one state of the mirror (images.apt):
 - *tools*: programs for this PC's architecture, namely native replacements for emulated programs, the cross compiler,
   and the rest of the native builder image; the packages are extracted in parallel without mmdebstrap and are not
   configured;
-- *builders* of recipes that need more: native roots with installed packages;
+- *builders*, for recipes that need more than the builder image: native roots with installed packages;
 - *dev*: a target root with compilers and headers, in which wheels are built;
 - *rootfs*: the target root that is exported and booted.
 
@@ -126,8 +126,8 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
             f"this host cannot execute {architecture.debian} programs",
             expected=f"qemu-{architecture.qemu} registered in binfmt_misc with flag F",
             found=seen,
-            fix="run ./inv --set-up to install and register the emulator (as root, in a container with --privileged); "
-            "run ./inv doctor to see what is missing",
+            fix="run ./inv --set-up as root to install and register the emulator (a container must run with "
+            "--privileged); run ./inv doctor to see what is missing",
         )
 
 
@@ -261,7 +261,7 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
             "the native tools cannot be unpacked",
             expected="dpkg-deb and tar to exit with status 0 for every package",
             found=f"{fault.tail.strip()[-500:] or fault.found} (full log: {log})",
-            fix=f"if a package is damaged, remove {packages[0].parent}; it is downloaded again",
+            fix=f"if a package is damaged, remove {packages[0].parent} and run the task again to download the packages",
         ) from fault
 
 
@@ -365,7 +365,7 @@ def _mmdebstrap(
 
         def build(memory_mib: int) -> None:
             # A private mount namespace: no mount remains on the host. If there is enough memory, the tree is built in
-            # it: dpkg calls fsync often, and 32-bit programs cannot list every folder on ext4.
+            # memory, because dpkg calls fsync often, and 32-bit programs cannot list every folder on ext4.
             apart = ["unshare", "--mount", "--propagation", "private", "--"]
             run(
                 [*apart, "sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib), *words, str(named), "-"],
@@ -417,9 +417,10 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
     if apt.UNREACHABLE.search(text):
         return NetworkUnreachable(
             f"the packages of the {spec.role} root cannot be downloaded",
-            expected="all packages in the verified lists on the mirror",
+            expected="all packages in the verified lists to be on the mirror",
             found=found,
-            fix="check the network; if the mirror has changed since then, run ./inv build-image --update",
+            fix="check the network; if the mirror has changed since its lists were verified, run ./inv build-image "
+            "--update",
         )
     if missing := apt.UNKNOWN.search(text):
         return CommandFailed(
@@ -432,5 +433,5 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
         summary,
         expected=expected,
         found=f"{found} (full log: {log})",
-        fix="read the log, and run ./inv doctor to check the requirements of this step",
+        fix="find the cause in the log, and run ./inv doctor to check the requirements of this step",
     )

@@ -1,6 +1,6 @@
 """Build the system image: the root filesystem and one layer per recipe.
 
-The Dockerfile is rendered from a template; it depends on the arguments only. ``ADD`` unpacks the layers from tars.
+The Dockerfile is rendered from a template; it depends only on the arguments. ``ADD`` unpacks the layers from tars.
 Layers that change rarely come first, so a changed QPU kernel replaces only one small layer. Only ``ldconfig`` is
 emulated.
 """
@@ -178,7 +178,7 @@ def inspect(
     own_libqpu: bool,
     log: Path,
 ) -> dict[str, Any]:
-    """Start the image, import the modules, load libqpu, and return the versions.
+    """Run the image, import the modules in it, load libqpu, and return the versions.
 
     ``own_libqpu`` means that the library is this project's, so that qpu-info is available. Raises CommandFailed if a
     module does not load. The image becomes a product only if this test succeeds.
@@ -189,9 +189,9 @@ def inspect(
     except CommandFailed as fault:
         raise CommandFailed(
             f"{reference} was built, but failed the import test",
-            expected=f"a successful import of {', '.join(modules) or 'no module'}, and libqpu.so.1",
+            expected=f"libqpu.so.1 and these modules to load: {', '.join(modules) or 'none'}",
             found=fault.tail.strip()[-1500:] or fault.found,
-            fix=f"the full output is in {log}",
+            fix=f"find the cause in {log}",
         ) from fault
     found: dict[str, Any] = json.loads(done.output.strip().splitlines()[-1])
     return found

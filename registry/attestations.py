@@ -176,7 +176,7 @@ def _require_same_documents(found: Mapping[str, Mapping[str, Any]], name: str) -
         if listed.get(file) != sha256:
             raise SignatureRefused(
                 f"the bill of materials of {name} is not the one in its provenance",
-                expected=f"{file} with SHA-256 {listed.get(file) or 'in the provenance'}",
+                expected=f"{file} with SHA-256 {listed.get(file) or 'as listed in the provenance'}",
                 found=f"SHA-256 {sha256}",
                 fix=_AGAIN,
             )
@@ -188,7 +188,7 @@ def _require_subject(stated: str, digest: str, what: str) -> None:
             f"{what} belongs to another image",
             expected=f"the digest {digest}",
             found=stated or "no digest",
-            fix="do not use the image, because another user has replaced its signatures; push it again with --sign",
+            fix="do not use the image: another user has replaced its signatures; push the image again with --sign",
         )
 
 

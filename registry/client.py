@@ -169,7 +169,7 @@ def pull(
 
 
 def shared_reference(configs: Sequence[Config], *, registry: str | None, tag: str | None) -> Reference:
-    """Return the images' shared reference; the default tag for several architectures names no architecture."""
+    """Return the images' shared reference; the default tag for several architectures does not name one of them."""
     config = configs[0]
     if len(configs) > 1:
         tag = tag or config.registry.tag or config.image.release
@@ -255,7 +255,7 @@ def _pull(
                 f"{reference} changed after it was verified",
                 expected=required,
                 found=digest,
-                fix="another user may have pushed the same tag: run the task again",
+                fix="run the task again; another user may have pushed the same tag",
             )
         by_digest = f"{reference.name}@{digest}"
         pulled.add(by_digest)
@@ -274,7 +274,7 @@ def _pull(
     if found is None or found["Id"] != image["Id"]:
         raise RegistryFailed(
             f"{reference} could not be tagged with its local name",
-            expected=f"{name} is {image['Id']}",
+            expected=f"the image {image['Id']} under the name {name}",
             found=str(found and found["Id"]),
             fix="run the task again",
         )
@@ -426,7 +426,7 @@ def _compare(reference: Reference, stated: str, digest: str, held: RemoteImage, 
             f"{reference} in the registry is not the image that was transferred",
             expected=f"{stated}, reported by the engine",
             found=f"{digest}, computed over the received bytes",
-            fix="another user may have pushed the same tag: run the task again",
+            fix="run the task again; another user may have pushed the same tag",
         )
     if image["Id"] not in (held.config.digest, digest):
         raise RegistryFailed(

@@ -183,7 +183,7 @@ class Connection:
             f"{self.reference.host} requires an unsupported kind of authentication",
             expected="a Basic or Bearer challenge",
             found=one_line(kind) or "none",
-            fix="check --registry",
+            fix="check that --registry names a registry",
         )
 
     def _token(self, challenge: Mapping[str, str]) -> str:
@@ -290,7 +290,7 @@ def _proxies(url: str, host: str) -> Mapping[str, str]:
             if parts.host and (parts.scheme or "").startswith(("http", "socks")):
                 return proxies
         # The address is not quoted, because it may contain a password.
-        raise faults.proxy_failed(host, "an invalid address of the proxy", RegistryProxyUnusable)
+        raise faults.proxy_failed(host, "an invalid proxy address", RegistryProxyUnusable)
     return proxies
 
 

@@ -85,9 +85,9 @@ def ask(reference: Reference, *, user: str = "") -> Credentials:
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise AccessDenied(
             f"authentication required at {reference.host}",
-            expected=f"a password{f' of {user}' if user else ''}",
+            expected=f"a password{f' for {user}' if user else ''}",
             found=f"none in the credential store or in {PASSWORD_VARIABLE}, and no terminal for a prompt",
-            fix=f"docker login {reference.host}, or set {PASSWORD_VARIABLE} and pass --user NAME",
+            fix=f"run docker login {reference.host}, or set {PASSWORD_VARIABLE} and pass --user NAME",
         )
     if not user:
         progress.console.print(f"User at {reference.host}: ", end="", markup=False)
@@ -98,7 +98,7 @@ def ask(reference: Reference, *, user: str = "") -> Credentials:
             f"authentication required at {reference.host}",
             expected="a user name and a password",
             found="no input",
-            fix=f"run the task again, or docker login {reference.host}",
+            fix=f"run the task again, or run docker login {reference.host}",
         )
     return Credentials(user=user, password=password, source="the prompt")
 
@@ -106,7 +106,7 @@ def ask(reference: Reference, *, user: str = "") -> Credentials:
 def require_readable() -> None:
     """Raise AccessDenied if Docker's ``config.json`` cannot be read.
 
-    docker-py would report that the engine does not respond.
+    Without this check, docker-py would report that the engine does not respond.
     """
     path = _config_file()
     fault = ""
@@ -129,7 +129,7 @@ def require_readable() -> None:
             f"Docker's configuration {path} cannot be read",
             expected="a JSON object as written by docker login",
             found=fault,
-            fix="fix or delete the file, then run docker login again",
+            fix="repair or delete the file, then run docker login again",
         )
 
 
@@ -141,9 +141,9 @@ def _stored(host: str) -> Credentials | None:
     except docker.errors.DockerException as fault:
         raise AccessDenied(
             "Docker's credential helper failed",
-            expected=f"output of the helper in {_config_file()}",
+            expected=f"output from the helper that {_config_file()} names",
             found=" ".join(str(fault).split())[:200],
-            fix=f"install or unlock the helper, set {PASSWORD_VARIABLE}, or remove it from config.json",
+            fix=f"install or unlock the helper, remove it from config.json, or set {PASSWORD_VARIABLE}",
         ) from fault
     except ValueError:
         # The exception would quote the helper's output.
@@ -151,7 +151,7 @@ def _stored(host: str) -> Credentials | None:
             "Docker's credential helper failed",
             expected="a JSON object with Username and Secret",
             found="other output",
-            fix=f"fix the helper in {_config_file()}, or set {PASSWORD_VARIABLE}",
+            fix=f"repair the helper that {_config_file()} names, or set {PASSWORD_VARIABLE}",
         ) from None
     lowered = {name.lower(): value for name, value in (entry or {}).items() if isinstance(value, str)}
     user, password, token = (lowered.get(name, "") for name in ("username", "password", "identitytoken"))

@@ -85,7 +85,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
             f"{reference} is not a supported image",
             expected="a manifest with a configuration and layers (schema 2 or OCI)",
             found=one_line(str(body.get("mediaType") or f"schema {body.get('schemaVersion')}")),
-            fix="push it again",
+            fix="push the image again",
         ) from fault
     for blob in (config, *layers):
         check_blob(remote, blob)
@@ -167,7 +167,7 @@ def put_manifest(remote: Connection, document: bytes, media_type: str) -> None:
             f"{reference} in the registry differs from what was sent",
             expected=sent,
             found=f"{found.digest}, computed over the received bytes",
-            fix="another user may have pushed the same tag: run the task again",
+            fix="run the task again; another user may have pushed the same tag",
         )
 
 

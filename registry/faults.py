@@ -103,13 +103,13 @@ def refused(reference: Reference, credentials: Credentials | None, found: str) -
             f"authentication required at {reference.host}",
             expected="a user name and a password",
             found=f"none given ({found})",
-            fix=f"docker login {reference.host}, or set PITORCH_REGISTRY_PASSWORD and pass --user NAME",
+            fix=f"run docker login {reference.host}, or set PITORCH_REGISTRY_PASSWORD and pass --user NAME",
         )
     return AccessDenied(
         f"access to {reference.repository} at {reference.host} denied",
         expected="a user with access, and the correct password",
         found=f"{found} (as {_user_of(credentials)})",
-        fix=f"check the user's password and permissions; docker login {reference.host} replaces stored credentials",
+        fix=f"check the user's password and permissions, or store new credentials: docker login {reference.host}",
     )
 
 

@@ -226,8 +226,8 @@ def _not_up(settings: Settings, address: str, ended: int | None, offset: int) ->
     return UserError(
         "the local registry did not start",
         expected=f"a response from {address}",
-        found=f"{how}; its last lines:\n{tail}",
-        fix=f"read {settings.log}",
+        found=f"{how}; the last lines of its log:\n{tail}",
+        fix=f"find the cause in {settings.log}",
     )
 
 
@@ -303,12 +303,12 @@ def _require_free(host: str, port: int) -> None:
         if fault.errno == errno.EADDRINUSE and time.monotonic() < deadline:
             time.sleep(0.05)
             continue
-        debian = "; Debian's own service: systemctl disable --now docker-registry" if port == 5000 else ""
+        debian = "; for Debian's own service: systemctl disable --now docker-registry" if port == 5000 else ""
         raise UserError(
             f"the local registry cannot listen on {host}:{port}",
             expected="a free port that this user may listen on",
             found=os.strerror(fault.errno or 0),
-            fix=f"stop the program that listens there (ss -ltnp 'sport = :{port}'{debian}), "
+            fix=f"find and stop the program that listens there (ss -ltnp 'sport = :{port}'{debian}), "
             "or set registry.address in invoke.yaml to another port",
         ) from fault
 

@@ -206,7 +206,7 @@ def _reload_command(daemon: Daemon | None) -> list[str]:
 
 
 def _as_root() -> str:
-    return f"run it as root: {caller.as_root('./inv mirror …')}"
+    return f"run the task as root: {caller.as_root('./inv mirror …')}"
 
 
 def _restore(path: Path, backup: Path | None) -> None:
@@ -254,7 +254,7 @@ def _checked(url: str) -> str:
             f"{shown!r} is not the address of a mirror",
             expected="http://HOST[:PORT] or https://HOST[:PORT]",
             found=fault,
-            fix=f"https://{bare[0]}"
+            fix=f"pass https://{bare[0]}"
             if bare and "://" not in url
             else "pass the address that the mirror's documentation states",
         )
@@ -304,7 +304,7 @@ def _unusable(path: Path, expected: str, found: str, *, fix: str = "") -> Engine
         f"the engine's configuration {path} cannot be used",
         expected=expected,
         found=found,
-        fix=fix or f"fix {path} (it was not changed); the engine would not start with it either",
+        fix=fix or f"correct {path}, which was not changed; the engine would not start with it either",
     )
 
 
@@ -358,7 +358,7 @@ def _validate(aside: Path, path: Path) -> None:
 
 
 def _refuse_option(daemon: Daemon | None) -> None:
-    """Raise an error if dockerd's command line sets mirrors: dockerd would not start with both."""
+    """Raise an error if dockerd's command line sets mirrors: dockerd does not start if the file sets them too."""
     pid = _pid_of(daemon)
     if pid is None:
         return
@@ -366,7 +366,7 @@ def _refuse_option(daemon: Daemon | None) -> None:
     if any(word.partition("=")[0] == "--registry-mirror" for word in words):
         raise EngineUnavailable(
             "mirrors are set on the engine's command line",
-            expected="mirrors in daemon.json only: with both, the engine would not start again",
+            expected="mirrors only in daemon.json, because the engine would not start again if both set them",
             found=f"--registry-mirror among the arguments of dockerd (pid {pid})",
             fix="remove the option from the engine's unit or start script, restart the engine, then run the task again",
         )

@@ -149,7 +149,7 @@ class Store:
 
     def artefact(self) -> Artefact:
         """Return the artefact at the tag. Raises ReferenceNotFound, or RegistryFailed if the tag is not an artefact."""
-        fix = "run ./inv push-artefacts on the machine that built it, or build it here"
+        fix = "run ./inv push-artefacts on the machine that built the artefact, or build it here"
         body, document = distribution.read_manifest(self.connection, self._reference.tag, fix=fix)
         try:
             layers = tuple(
@@ -174,7 +174,7 @@ class Store:
         )
 
     def push(self, kind: str, paths: Sequence[Path], annotations: Mapping[str, str]) -> tuple[Artefact, int]:
-        """Send missing files, tag the artefact, and read it back; return it and the number of files sent.
+        """Send missing files, tag the artefact and read it back; return the artefact and the number of files sent.
 
         Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
         """
@@ -196,7 +196,7 @@ class Store:
         return held, sent
 
     def add_tag(self, tag: str) -> None:
-        """Point another tag in the repository to the same artefact, and verify the tag.
+        """Point another tag in the repository at the same artefact, and verify the tag.
 
         Raises AccessDenied, RegistryBroke or RegistryFailed.
         """

@@ -14,6 +14,6 @@ _taken: dict[str, str] = {}
 
 
 def take(variable: str) -> str:
-    """Return the password from the environment. The first call removes it there; later calls return it again."""
+    """Return a password. The first call removes it from the environment; later calls return the same password."""
     _taken[variable] = os.environ.pop(variable, "") or _taken.get(variable, "")
     return _taken[variable]

@@ -1,4 +1,4 @@
-"""References of images: registry, repository and tag.
+"""References to images: registry, repository and tag.
 
 The grammar follows the CNCF Distribution project's reference package: ``HOST[:PORT]/PATH[:TAG]``, with at most 255
 characters before the tag. The host is always included; otherwise the engine would use a public registry.
@@ -17,7 +17,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _LONGEST_NAME = 255
 
 _HUB = "docker.io"
-_VERIFY = "for example ./inv verify 127.0.0.1:5000/pitorch/system:trixie-armhf"
+_VERIFY = "correct the name; for example: ./inv verify 127.0.0.1:5000/pitorch/system:trixie-armhf"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def _check_host(host: str, registry: str) -> None:
             "the address of a registry must not contain a scheme",
             expected="HOST[:PORT]/NAMESPACE",
             found=registry,
-            fix=f"--registry {registry.partition('://')[2] or 'HOST/NAMESPACE'}",
+            fix=f"pass --registry {registry.partition('://')[2] or 'HOST/NAMESPACE'}",
         )
     if "@" in host:
         raise UserError(
@@ -118,9 +118,9 @@ def _check_host(host: str, registry: str) -> None:
             ) from fault
         raise UserError(
             f"{host!r} is not the address of a registry",
-            expected="HOST[:PORT]/NAMESPACE, the port from 1 to 65535",
+            expected="HOST[:PORT]/NAMESPACE, with a port from 1 to 65535",
             found=registry,
-            fix="for example --registry 127.0.0.1:5000/pitorch",
+            fix="correct the address; for example: --registry 127.0.0.1:5000/pitorch",
         ) from fault
 
 
@@ -130,7 +130,7 @@ def _check_repository(host: str, repository: str) -> None:
             "the repository name must be in lower case",
             expected=repository.lower(),
             found=repository,
-            fix=f"--registry {host}/{repository.lower().rpartition('/')[0]}",
+            fix=f"pass --registry {host}/{repository.lower().rpartition('/')[0]}",
         )
     if not _PATH.fullmatch(repository):
         tagged = ":" in repository or "@" in repository
@@ -144,6 +144,6 @@ def _check_repository(host: str, repository: str) -> None:
         raise UserError(
             "the image name is too long",
             expected=f"at most {_LONGEST_NAME} characters before the tag",
-            found=f"{len(host) + 1 + len(repository)}",
+            found=f"{len(host) + 1 + len(repository)} characters",
             fix="pass a shorter namespace: --registry HOST[:PORT]/NAMESPACE",
         )

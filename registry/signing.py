@@ -57,7 +57,7 @@ def load_private(path: Path) -> CryptoSigner:
             f"{path} cannot be used to sign",
             expected=f"{_KIND}, and its password",
             found="another kind of file, or a wrong password",
-            fix=f"{_MAKE}; set registry.signing_key to its path",
+            fix=f"{_MAKE}, then set registry.signing_key to the path of the new file",
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise _other_kind(path)
@@ -120,7 +120,7 @@ def envelope(statement: Mapping[str, Any], signer: CryptoSigner) -> bytes:
 
 
 def open_envelope(content: bytes, key: PublicKey, what: str, *, fix: str) -> dict[str, Any]:
-    """Verify an envelope and return its statement. Raises SignatureRefused; ``fix`` applies to invalid content."""
+    """Verify an envelope and return its statement. Raises SignatureRefused, with ``fix`` if the content is invalid."""
     try:
         found = Envelope.from_dict(json.loads(content))
         found.verify([key.key], 1)

@@ -231,7 +231,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
             "the engine's disk is full",
             expected="space for the image's layers",
             found=found,
-            fix="docker system prune, or free some space in the engine's data folder (see docker info)",
+            fix="run docker system prune, or free some space in the engine's data folder (docker info prints its path)",
         )
     if has("no space left", "insufficient storage", "disk full", "quota", "upper limit", "exceeds the limit"):
         return full(reference, found)
@@ -279,7 +279,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
 
 
 def _without_names(message: str, reference: Reference) -> str:
-    """Return a message on one line, without addresses, digests and the image's name.
+    """Return a message on one line, without addresses, digests or the image's name.
 
     Some of these could be mistaken for an error, such as a digest that contains 401, or a repository named "denied".
     """
@@ -290,6 +290,6 @@ def _without_names(message: str, reference: Reference) -> str:
 
 
 def _shortened(message: str) -> str:
-    """Return a message on one line without upload states; cut the middle, because the cause is at the end."""
+    """Return a message on one line without upload states. A long one loses its middle: the cause is at the end."""
     line = re.sub(r"[?&]_state=[^\s\":&]+", "", one_line(message))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

@@ -82,7 +82,7 @@ def _context(host: str, *, insecure: bool) -> ssl.SSLContext:
                 f"{certificate} cannot be used",
                 expected="a readable certificate in PEM format",
                 found=str(fault),
-                fix="replace it",
+                fix="replace the certificate",
             ) from fault
     if insecure:
         context.check_hostname = False

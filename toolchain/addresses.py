@@ -36,7 +36,7 @@ def own_addresses() -> dict[ipaddress.IPv4Address, str]:
 
 
 def server_address(config: Config) -> str:
-    """Return ``nfs.address``, or else this machine's address in the board's subnet, or else the route's source address.
+    """Return ``nfs.address``, else this machine's address in the board's subnet, else the source address of the route.
 
     Raises NetworkUnreachable if there is no route to the board's subnet.
     """

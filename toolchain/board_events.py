@@ -66,7 +66,7 @@ def append(path: Path | None, source: str, *texts: str, when: float | None = Non
             with path.open("a") as stream:
                 stream.write(lines)
     except OSError as fault:
-        _warn_once(f"events of the board are not recorded: {fault}")
+        _warn_once(f"the board's events are not recorded: {fault}")
 
 
 def read(path: Path) -> list[Event]:

@@ -61,7 +61,7 @@ def remember(words: Sequence[str], variables: Iterable[str]) -> None:
 def as_root(task: str) -> str:
     """Return the command that repeats the caller's command as root; ``sudo task`` if none was stored.
 
-    The command preserves variables by name, without their values, because a value may be a password.
+    The command lists the names of the variables to preserve, not their values, because a value may be a password.
     """
     if not _typed:
         return f"sudo {task}"

@@ -1,6 +1,6 @@
 """``./inv test``: run the linters, the type checker and the tests, and report all failures at the end.
 
-Tests marked ``expensive`` are skipped, because they take many minutes each; they are selected by name.
+Tests marked ``expensive`` are skipped, because they take many minutes each (CONTRIBUTING.md describes how to run them).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DIRECTIVE = b"# shellcheck shell="
 
 
 def files_of_the_project() -> tuple[Path, ...]:
-    """Return files under version control and new files that Git does not ignore, except symbolic links."""
+    """Return the files under version control and new files that Git does not ignore, except symbolic links."""
     listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     paths = (ROOT / name for name in listed.splitlines())
     return tuple(path for path in paths if path.is_file() and not path.is_symlink())
@@ -87,9 +87,9 @@ def unit_tests(select: str = "") -> Check:
 def all_tests(select: str = "", lanes: int = 1) -> Check:
     """Return the unit tests and the integration tests.
 
-    With several ``lanes``, each is a process that runs whole files in parallel with the others; tests that change the
-    same build or tree share a process (tests/conftest.py). Many tests wait for a machine or a deadline, so three
-    processes keep two cores busy.
+    ``lanes`` is the number of parallel processes. Each process runs whole files, and tests that change the same build
+    or tree share a process (tests/conftest.py). Many tests wait for a machine or a deadline, so three processes keep
+    two cores busy.
     """
     words = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder") if lanes > 1 else ()
     return _pytest("tests", select, *words)
@@ -136,8 +136,8 @@ def run_tests(
             "the tests of the main job cannot run on this machine",
             expected=f"a machine that can build images: root privileges, {', '.join(BUILDERS)}",
             found=f"missing: {', '.join(missing)}",
-            fix=f"run {caller.as_root('./inv test')} (./inv --set-up installs programs), ./inv test --partial for the "
-            "other tests, or ./inv test --quick for the unit tests",
+            fix=f"run {caller.as_root('./inv test')} (./inv --set-up installs missing programs), ./inv test --partial "
+            "for the other tests, or ./inv test --quick for the unit tests",
         )
     try:
         run_all((*linters(), all_tests(select, lanes)))
@@ -147,7 +147,7 @@ def run_tests(
 
 
 def run_all(checks: Sequence[Check]) -> None:
-    """Run all checks; then raise ChecksFailed with the names of the failed ones, if any."""
+    """Run all checks. If any of them failed, then raise ChecksFailed with their names."""
     failed: list[str] = []
     for check in checks:
         with progress.step(check.name):
@@ -159,5 +159,5 @@ def run_all(checks: Sequence[Check]) -> None:
         raise ChecksFailed(
             f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}",
             expected="exit status 0 from each check",
-            fix="see the output above",
+            fix="correct the errors in the output above",
         )

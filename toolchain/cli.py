@@ -2,8 +2,8 @@
 
 ``mirror URL URL`` accepts any number of URLs. Invoke supports only a fixed number of positional arguments, so they are
 converted into repeated options. ``lab log NAME`` becomes ``lab log --name=NAME``, because Invoke requires all
-positional arguments, and the other actions of ``lab`` take no name. ``TASK --help`` works for every task; Invoke alone
-would interpret ``--help`` as the value of a positional argument.
+positional arguments, and the other actions of ``lab`` take no name. ``TASK --help`` works for every task; without this
+module, Invoke would interpret ``--help`` as the value of a positional argument.
 
 Errors for which Invoke would print a traceback end the program with a message and an exit code. These are a malformed
 invoke.yaml, an option value that is not a number, a JSON document that is nested too deeply, and operating system
@@ -30,7 +30,7 @@ _LIST_FORMATS = ("flat", "nested", "json")
 _NESTED = UserError(
     "a JSON document is nested too deeply",
     expected="at most a few hundred levels",
-    fix="check the file, or the registry, that the task reads",
+    fix="check the file or the registry that the task reads",
 )
 
 

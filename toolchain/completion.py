@@ -15,7 +15,7 @@ def script(shell: str) -> str:
     if shell not in SHELLS:
         near = difflib.get_close_matches(shell, SHELLS, n=1, cutoff=0.5)
         raise UserError(
-            "no completion for that shell",
+            "completion is not available for this shell",
             expected=f"one of {', '.join(SHELLS)}",
             found=repr(shell),
             fix=f"run ./inv completion {near[0] if near else SHELLS[0]}",

@@ -65,7 +65,10 @@ def _between(low: float, high: float, unit: str = "") -> Check:
 
 
 _package = _matches(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?", "a Debian package name")
-_url = _matches(r"https?://[^/\s]\S*|(?:copy|file):/\S+|", "an http(s)://HOST URL (or copy:/ or file:/), or nothing")
+_url = _matches(
+    r"https?://[^/\s]\S*|(?:copy|file):/\S+|",
+    "a URL that begins with http://HOST, https://HOST, copy:/ or file:/, or nothing",
+)
 _name = _matches(r"[a-z0-9]+(?:[._/-][a-z0-9]+)*", "a lower-case repository name")
 _tag = _matches(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|", "an image tag, or nothing")
 _BAD_PORT = "expected a port from 1 to 65535"
@@ -98,7 +101,7 @@ def _folder(value: Any) -> str:
 
 
 def _tree(value: Any) -> str:
-    return "expected a folder below /, found / itself" if value and absolute(ROOT / value) == Path("/") else ""
+    return "expected a folder below /, not / itself" if value and absolute(ROOT / value) == Path("/") else ""
 
 
 def _place(value: str | Path, *, is_folder: bool) -> str:
@@ -129,7 +132,7 @@ def split_registry(address: str) -> tuple[str, int]:
     # If the first component is not "localhost" and has no dot or colon, the engine interprets it as a name on Docker
     # Hub.
     if not port and "." not in host and host != "localhost" and not host.startswith("["):
-        raise ValueError("expected a host with a dot or a port: an engine interprets this as a name on Docker Hub")
+        raise ValueError("expected a host with a dot or a port; an engine would look for this name on Docker Hub")
     return host.strip("[]"), port
 
 
@@ -156,13 +159,15 @@ _user = _matches(r"[a-z_][a-z0-9_-]{0,31}|", "a user name of lower-case letters,
 _password_hash = _matches(
     r"\$(?:5|6|y|2b)\$[A-Za-z0-9./$=,]+|", "a hash that begins with $6$, $5$, $y$ or $2b$, or nothing"
 )
-_public_key = _matches(r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+ [A-Za-z0-9+/=]+(?: [^\n]*)?", "a line of authorized_keys")
+_public_key = _matches(
+    r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+ [A-Za-z0-9+/=]+(?: [^\n]*)?", "a public key in the format of authorized_keys"
+)
 _wifi_psk = _matches(r"[0-9a-f]{64}|", "64 hexadecimal digits from wpa_passphrase, or nothing")
 _country = _matches(r"[A-Z]{2}|", "a country code of two letters, such as GB, or nothing")
 _locale = _matches(r"[a-z]{2,3}_[A-Z]{2}\.UTF-8|C\.UTF-8|", "LANGUAGE_COUNTRY.UTF-8, or nothing")
 _kept_folder = _matches(
     r"(?!/(?:dev|proc|run|sys|tmp)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+",
-    "an absolute folder without blanks, such as /home, and not in /dev, /proc, /run, /sys or /tmp",
+    "the absolute path of a folder, such as /home, without spaces and outside /dev, /proc, /run, /sys and /tmp",
 )
 _option = _matches(r"[A-Za-z_][A-Za-z0-9_]*=.*", "NAME=VALUE, such as USE_OPENMP=OFF")
 
@@ -192,15 +197,17 @@ class ImageConfig:
 
     flavour: str = _setting("debian", "distribution, defined in images/flavours/", _one_of("debian", "raspbian"))
     suite: str = _setting("trixie", "the distribution's release", _one_of("trixie", "bookworm"))
-    architecture: str = _setting("armhf", "Debian's name of the target architecture", _one_of(*ARCHITECTURES))
-    profile: str = _setting("bootable", "bootable (systemd, kernel) or container", _one_of("bootable", "container"))
+    architecture: str = _setting("armhf", "Debian's name for the target architecture", _one_of(*ARCHITECTURES))
+    profile: str = _setting(
+        "bootable", "bootable (with systemd and a kernel) or container", _one_of("bootable", "container")
+    )
     kernel: str = _setting(
         "distribution", "origin of the bootable profile's kernel", _one_of("distribution", "raspberrypi")
     )
     extra_packages: tuple[str, ...] = _setting(
         [], "additional packages for the root filesystem and the development image", _each(_package)
     )
-    companions: bool = _setting(True, "install torchvision and torchaudio, compiled for the torch wheel, and Pillow")
+    companions: bool = _setting(True, "install torchvision and torchaudio, built against the torch wheel, and Pillow")
     ml_packages: bool = _setting(
         False, "install the distribution's onnxruntime, OpenCV, SciPy, pandas, scikit-learn, Pillow and Matplotlib"
     )
@@ -211,7 +218,7 @@ class ImageConfig:
     name: str = _setting("pitorch", "first part of all image names", _name)
     mirror: str = _setting("", "apt mirror; empty: the mirror that this host's apt uses", _url)
     security_mirror: str = _setting("", "mirror for the security pocket; empty: the same as image.mirror", _url)
-    strict: bool = _setting(False, "report a mirror pocket that cannot be verified as an error instead of a warning")
+    strict: bool = _setting(False, "if a mirror pocket cannot be verified, report an error instead of a warning")
     source_date_epoch: int = _setting(
         1735689600,
         f"newest time stamp in images, in Unix seconds; unset: the value of {EPOCH_VARIABLE}, if that is set",
@@ -249,7 +256,7 @@ class BuildConfig:
     memory_per_job_mib: int = _setting(
         1500, "memory to allow for each compiler process if build.jobs is 0", _between(64, 65536, "MiB")
     )
-    native_compiler: bool = _setting(True, "run the native compiler inside emulated containers")
+    native_compiler: bool = _setting(True, "use a native cross compiler inside emulated containers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +370,7 @@ class DeviceConfig:
     cpu: str = _setting(
         "",
         "CPU of the virtual machine; empty: cortex-a7 for armhf, cortex-a53 for arm64",
-        _matches(r"[a-z0-9-]*", "QEMU's name of a CPU, such as cortex-a72"),
+        _matches(r"[a-z0-9-]*", "QEMU's name for a CPU, such as cortex-a72"),
     )
     memory_mib: int = _setting(1024, "memory of the virtual machine", _between(256, 3072, "MiB"))
     cpus: int = _setting(2, "CPUs of the virtual machine", _between(1, 4))
@@ -396,9 +403,9 @@ class RemoteConfig:
         [], "boards as NAME=ADDRESS, for example pi3=tracker://HOST:9190/KEY", _each(_device)
     )
     linker: str = _setting("", "program that links kernels for the target; empty: GNU-TRIPLET-g++", is_path=True)
-    server_in_image: bool = _setting(False, "include TVM's RPC server in the image (arm64, amd64)")
+    server_in_image: bool = _setting(False, "include TVM's RPC server in the image (only arm64 and amd64)")
     ffi_in_image: bool = _setting(
-        False, "include the apache-tvm-ffi wheel for 32-bit ARM (build-tvm-ffi) in the image (armhf, trixie)"
+        False, "include the apache-tvm-ffi wheel from build-tvm-ffi in the image (only armhf with trixie)"
     )
     queue_limit_s: float = _setting(60.0, "maximum time to wait for a busy board", _between(1, 86400, "s"))
     session_limit_s: float = _setting(120.0, "maximum duration of a session", _between(1, 86400, "s"))
@@ -410,7 +417,7 @@ class CudaConfig:
 
     architectures: tuple[str, ...] = _setting(
         ["75", "80", "86", "90+PTX"],
-        "GPU architectures with machine code in the wheel; +PTX: also code that drivers compile for later GPUs",
+        "GPU architectures for which the wheel has machine code; +PTX: also code that drivers compile for later GPUs",
         _gpu_architectures,
     )
     toolkit: str = _setting(
@@ -488,7 +495,7 @@ def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
     """Remove the INVOKE_* variables, except Invoke's own, from an environment, and return them.
 
     Invoke would convert each variable to the type of the value in invoke.yaml: it would interpret ``false`` as true,
-    raise an exception for a word in place of a number or text in place of a list, and ignore unknown names.
+    raise an exception for a word in place of a number or for text in place of a list, and ignore unknown names.
     ``load_config`` therefore validates the variables.
     """
     own = tuple(f"INVOKE_{key}".upper() for key in _INVOKE_KEYS)
@@ -523,9 +530,9 @@ def load_config(
 ) -> Config:
     """Validate a tree of settings (Invoke's merged configuration or a plain dict), and return the configuration.
 
-    ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for its
-    part ``named``, which comes from the --config file. ``options`` contains settings from the command line, such as
-    ``{"qpu.library": "upstream"}``; these override both, and empty options are ignored. If a setting is a list, the
+    ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for the
+    settings in ``named``, which come from the --config file. ``options`` contains settings from the command line, such
+    as ``{"qpu.library": "upstream"}``; these override both, and empty options are ignored. If a setting is a list, the
     variable's text is split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all errors,
     including variables that do not name a setting.
     """

@@ -64,9 +64,9 @@ Combinations of flavour and kernel:
   and Debian's compiler does not. The torch wheel contains ARMv7 code, which does not run on a Pi
   1.
 - `kernel: raspberrypi`: only the kernel and boot firmware come from the Raspberry Pi archive;
-  apt in the image follows the same rule (`/etc/apt/preferences.d/pitorch`). The kernel is that for
-  a Pi 2 and 3 or, for arm64, the 64-bit kernel; `extra_packages` can add other kernels from that
-  archive.
+  apt in the image follows the same rule (`/etc/apt/preferences.d/pitorch`). The kernel is the one
+  for a Pi 2 and 3 or, for arm64, the 64-bit kernel; `extra_packages` can add other kernels from
+  that archive.
 - The tests build images for both settings from substitute archives. Images from the real archives
   have not been built.
 """,

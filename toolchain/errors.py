@@ -142,7 +142,7 @@ class ArtefactDamaged(UserError):
 
 
 class WheelUnusable(UserError):
-    """A wheel is missing, damaged, or built for another Python or ABI than the image's."""
+    """A wheel is missing, damaged, or built for a Python version or ABI other than the image's."""
 
     exit_code = 26
 

@@ -1,7 +1,7 @@
 """Call a function under fakeroot, so that an ordinary user can make a tree whose files have several owners.
 
 fakeroot(1) preloads a library that records owners, modes, devices and extended attributes instead of setting them. Only
-programs that load the library see what was recorded: the function, and this PC's programs that it runs.
+programs that load the library see what was recorded: the function, and the native programs that it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 _LIMIT_S = 4 * 3600.0
-# fakeroot's shell stops its daemon only if the shell itself exits, so it ignores SIGTERM; ``main`` handles the signal.
+# fakeroot's shell stops fakeroot's daemon only when it exits, so it must ignore SIGTERM; ``main`` handles the signal.
 _SCRIPT = """trap '' TERM; exec "$0" -- "$@" """
 
 

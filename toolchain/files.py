@@ -32,7 +32,7 @@ _UNFINISHED = re.compile(r"\..+\.(?:scratch|part|part\.tar)")
 
 
 def absolute(path: Path) -> Path:
-    """Return the absolute path without ``..`` and symbolic links, except that the last component may be a link."""
+    """Return the absolute path without ``..`` or symbolic links, except that the last component may be a link."""
     return path.parent.resolve() / path.name if path.name not in ("", "..") else path.resolve()
 
 
@@ -78,7 +78,7 @@ def sha256_of(path: Path) -> str:
 
 
 def tree_fingerprint(root: Path, *patterns: str) -> str:
-    """Return the SHA-256 over names, modes and contents of the files below ``root`` that match a glob pattern.
+    """Return the SHA-256 of the names, modes and contents of the files below ``root`` that match a glob pattern.
 
     Without patterns all files are included, except byte-code caches.
     """
@@ -197,7 +197,7 @@ def belongs_to_another(folder: Path, found: str) -> RootNeeded:
     """Return the error for a build folder without write permission."""
     return RootNeeded(
         f"{folder} belongs to another user",
-        expected="a build folder with write permission",
+        expected="a build folder that you may write to",
         found=found,
         fix=f"run the task as the owner of the folder: {caller.as_root('./inv TASK')}; or change build.folder",
     )
@@ -266,11 +266,10 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
 
 @contextlib.contextmanager
 def least_room(folder: Path) -> Iterator[list[int]]:
-    """Yield a list with the smallest number of free bytes since the block began.
+    """Yield a list whose only item is the smallest number of free bytes since the block began.
 
-    The bytes are those at ``folder`` or its nearest existing parent.
-
-    The free space is polled, because a program that fails on a full disk may remove its files before it exits.
+    The bytes are those at ``folder`` or its nearest existing parent. The free space is polled, because a program that
+    fails on a full disk may remove its files before it exits.
     """
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     least = [shutil.disk_usage(existing).free]
@@ -295,7 +294,7 @@ def least_room(folder: Path) -> Iterator[list[int]]:
 
 
 def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
-    """Return DiskFull with the program's message if it reports a full disk or an exceeded quota, else None."""
+    """Return DiskFull if a program's output ``said`` reports a full disk or an exceeded quota, else None."""
     lines = (line.strip() for line in said.splitlines() if NO_ROOM.search(line))
     if (found := next(lines, None)) is None:
         return None

@@ -18,7 +18,7 @@ MANUAL = "manual"
 """The value of ``power`` for a board that a person switches on and off by hand."""
 
 USB_HUB = "uhubctl"
-"""The power model for a port of a USB hub."""
+"""The power model that switches a port of a USB hub."""
 
 CARDS = ("usbsdmux", "sdwire")
 """Devices that connect an SD card either to the board or to the PC."""
@@ -31,9 +31,9 @@ _VALUE = re.compile(r"[a-z0-9_.-]+")
 
 @dataclass(frozen=True)
 class Power:
-    """A port of a power switch, as labgrid's NetworkPowerPort describes it.
+    """An outlet of a power switch, as labgrid's NetworkPowerPort describes it.
 
-    ``host`` is the USB path of the hub if the model is ``uhubctl``.
+    If the model is ``uhubctl``, ``index`` is a port of a USB hub, and ``host`` is the hub's USB path.
     """
 
     model: str
@@ -58,7 +58,7 @@ class BoardRow:
     tags: Mapping[str, str] = field(default_factory=dict)
     power: Power | None = None
     serial: str = ""
-    """The serial console: a device of this PC (``/dev/...``), or ``HOST:PORT`` of a TCP server."""
+    """The serial console: a device on this PC (``/dev/...``), or ``HOST:PORT`` of a TCP server."""
     card: Card | None = None
 
     @property
@@ -72,7 +72,7 @@ def parse(text: str) -> BoardRow:
     first, *rest = text.split() or [""]
     name, mark, address = first.partition("=")
     if not mark or not NAME.fullmatch(name):
-        raise ValueError("expected NAME=ADDRESS, with a name of lower-case letters, digits and hyphens")
+        raise ValueError("expected NAME=ADDRESS, where NAME consists of lower-case letters, digits and hyphens")
     found = _ADDRESS.fullmatch(address)
     if found is None or (found["port"] and not 0 < int(found["port"]) < 65536):
         raise ValueError("expected qemu or [USER@]HOST[:PORT] as the address")
@@ -98,7 +98,7 @@ def parse(text: str) -> BoardRow:
         else:
             tags[key] = value
     if address == "qemu" and (power or serial or card or "power" in tags):
-        raise ValueError("expected no power, serial or card: test-on-pi starts and stops the virtual machine")
+        raise ValueError("expected no power, serial or card, because test-on-pi starts and stops the virtual machine")
     return BoardRow(name, address, tags, power, serial, card)
 
 
@@ -106,11 +106,11 @@ def _power(text: str) -> Power:
     parts = text.split("/", 2)
     if len(parts) != 3 or not all(parts) or not re.fullmatch(r"[a-z0-9_]+", parts[0]):
         raise ValueError(
-            "expected power=MODEL/INDEX/HOST with one of labgrid's power models, such as shelly_gen2, "
-            "power=uhubctl/PORT/HUB, or power=manual"
+            "expected power=manual, power=uhubctl/PORT/HUB, or power=MODEL/INDEX/HOST, where MODEL is one of labgrid's "
+            "power models, such as shelly_gen2"
         )
     if not parts[1].isdigit():
-        raise ValueError(f"expected the number of a port in power=MODEL/INDEX/HOST, found {parts[1]!r}")
+        raise ValueError(f"expected the number of an outlet or port in power=MODEL/INDEX/HOST, found {parts[1]!r}")
     if parts[0] == USB_HUB and not re.fullmatch(r"\d+-\d+(?:\.\d+)*", parts[2]):
         raise ValueError(f"expected the hub's location in power=uhubctl/PORT/HUB, such as 1-1.4, found {parts[2]!r}")
     return Power(*parts)
@@ -126,7 +126,9 @@ def _serial(text: str) -> str:
 def _card(text: str) -> Card:
     model, _, serial = text.partition("/")
     if model not in CARDS or not re.fullmatch(r"[\w.-]+", serial):
-        raise ValueError(f"expected card=MODEL/SERIAL with {' or '.join(CARDS)} and the USB serial number")
+        raise ValueError(
+            f"expected card=MODEL/SERIAL, where MODEL is {' or '.join(CARDS)} and SERIAL is the USB serial number"
+        )
     return Card(model, serial)
 
 

@@ -35,7 +35,9 @@ def clear(found: Iterable[Path], base: Path) -> None:
             try:
                 files.remove(path)
             except OSError as fault:
-                progress.warn(f"cannot remove {path} ({progress.human_size(path_size)}) of a killed task: {fault}")
+                progress.warn(
+                    f"cannot remove {path} ({progress.human_size(path_size)}), which a killed task left behind: {fault}"
+                )
                 continue
             removed.append(path)
             size += path_size

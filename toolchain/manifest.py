@@ -75,7 +75,7 @@ class Manifest:
         found = [item for item in self.artefacts if item.path.name.endswith(suffix)]
         if len(found) != 1:
             raise ArtefactMissing(
-                f"step {self.step} made {len(found)} files that end in {suffix!r}, expected one",
+                f"step {self.step} made {len(found)} files whose names end in {suffix!r}, expected exactly one",
                 fix=f"run the step again: ./inv build-image --again={self.step}",
             )
         return found[0]

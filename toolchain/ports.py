@@ -62,7 +62,7 @@ def require_free(address: str, port: int, *, server: str, section: str) -> None:
             found=f"{port}",
             fix=f"pass another --port, or omit it to use {section}.port",
         )
-    kernels = " (the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
+    kernels = " (for the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

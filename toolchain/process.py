@@ -70,7 +70,7 @@ def pasteable(argv: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -
 
 
 def require_program(name: str, why: str) -> Path:
-    """Return the program's path. Raises ProgramMissing with the reason why the program is needed, and its package.
+    """Return the program's path. Raises ProgramMissing with the reason for the program and the name of its package.
 
     The sbin folders, which are not on an ordinary user's PATH, are also searched.
     """
@@ -377,7 +377,7 @@ def _start_error(words: Sequence[str], fault: OSError) -> UserError:
             f"cannot run {line}",
             expected="a program for this machine, or a registered emulator for it",
             found="the kernel does not support the program's format",
-            fix="run ./inv doctor: it checks whether foreign programs run, and prints the fix",
+            fix="run ./inv doctor, which checks whether programs for other architectures run and prints the fix",
         )
     if fault.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return CommandFailed(

@@ -84,7 +84,7 @@ def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
         if not isinstance(name, str):
             faults.append(f"{name!r}: expected the name of a section; YAML reads it as {type(name).__name__}")
         elif isinstance(of_invoke.get(name), Mapping) and not isinstance(section, Mapping):
-            faults.append(f"{name}: expected Invoke's own settings of that name, found {section!r}")
+            faults.append(f"{name}: expected a section with Invoke's own settings, found {section!r}")
         elif name in of_invoke:
             faults += [
                 f"{name}.{key}: {wrong}"
@@ -106,11 +106,15 @@ def _not_of_invoke(section: str, key: Any, value: Any) -> str:
     """Return the error in one of Invoke's own settings, or an empty string. No task uses these settings."""
     usual = config.Config.global_defaults()[section]
     if key not in usual:
-        return f"no such setting of Invoke; valid: {', '.join(usual)}"
+        return f"Invoke has no such setting; valid: {', '.join(usual)}"
     if section == "runners" or key == "executor_class":
         return f"a class cannot be set here, found {value!r}"
     if isinstance(value, Mapping):
-        return "" if all(isinstance(item, str) for item in (*value, *value.values())) else "expected strings by name"
+        return (
+            ""
+            if all(isinstance(item, str) for item in (*value, *value.values()))
+            else "expected names with text values"
+        )
     expected = type(usual[key])
     if usual[key] is not None and not isinstance(value, expected):
         return f"expected a value such as {usual[key]!r}, found {value!r}"

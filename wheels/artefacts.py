@@ -167,9 +167,9 @@ def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
     except (ArtefactDamaged, ArtefactMissing) as fault:
         raise ArtefactDamaged(
             f"{name} in this repository is damaged ({fault.summary})",
-            expected=fault.expected or "every file of its manifest",
+            expected=fault.expected or "every file in its manifest",
             found=fault.found or "a missing file",
-            fix=f"git checkout -- {folder}",
+            fix=f"run git checkout -- {folder}",
         ) from fault
 
 
@@ -189,9 +189,9 @@ def entry(config: Config, name: str, key: str) -> Entry | None:
                 continue  # another process has replaced the entry
             raise ArtefactDamaged(
                 f"{name} in the artefact cache is damaged and will not be used ({fault.summary})",
-                expected=fault.expected or "every file of its manifest",
+                expected=fault.expected or "every file in its manifest",
                 found=fault.found or "a missing file",
-                fix=f"run the task again to build or pull it; the damaged entry is {aside}",
+                fix=f"run the task again to rebuild or pull it; the damaged entry was renamed to {aside}",
             ) from fault
         finally:
             os.close(folder)
@@ -208,7 +208,7 @@ def _intact(place: Path, name: str, key: str) -> Entry:
         )
     strays = [item.path for item in manifest.artefacts if item.path.parent != place]
     if strays:
-        raise ArtefactDamaged(f"{place} names files in other folders", expected=str(place), found=str(strays[0].parent))
+        raise ArtefactDamaged(f"{place} lists files in other folders", expected=str(place), found=str(strays[0].parent))
     try:
         for item in manifest.artefacts:
             item.verify()
@@ -340,7 +340,7 @@ def _push(config: Config, item: Entry, *, registry: str | None, user: str | None
 
 
 def _tag_as_newest(remote: oras.Store, item: Entry) -> None:
-    """Point the recipe's tag to this entry."""
+    """Point the recipe's tag at this entry."""
     if item.recipe:
         with_retries(lambda: remote.add_tag(_tag(item.name, item.recipe)), remote.connection)
 
@@ -439,7 +439,7 @@ def _require_stated(reference: Reference, received: Sequence[Path]) -> None:
             f"{reference} has no provenance for its files",
             expected="an in-toto statement with the SHA-256 of every file",
             found=f"none for {', '.join(unknown)}" if unknown else "a statement without files",
-            fix="delete the tag from the registry, and build the wheel here or push it again from where it was built",
+            fix="delete the tag from the registry, then build the wheel here or push it from the machine that built it",
         )
 
 

@@ -141,7 +141,7 @@ def build(
                     limit_s=_LIMIT_S,
                     log=log,
                     on_line=on_line,
-                    fix=f"see the last lines of the package's own output below, or the complete output in {log}",
+                    fix=f"find the cause in the package's own output, below or complete in {log}",
                 )
             except CommandFailed as fault:
                 output = log.read_text(errors="replace")
@@ -193,7 +193,7 @@ def libraries_not_included(wheel: Path) -> list[str]:
 def packages_of(sonames: Iterable[str], listing: Path) -> dict[str, str]:
     """Return the distribution package of each library, by soname.
 
-    ``listing`` is grep's output over dpkg's file lists, with lines such as ``…/PACKAGE[:ARCHITECTURE].list:PATH``.
+    ``listing`` is the output of grep over dpkg's file lists: lines such as ``…/PACKAGE[:ARCHITECTURE].list:PATH``.
     """
     known: dict[str, str] = {}
     for line in listing.read_text().splitlines() if listing.is_file() else ():
@@ -249,7 +249,7 @@ def copy_project(wanted: Wanted, source: Path, config: Config) -> str:
             f"{wanted.project} cannot be copied for the build",
             expected="files, links and folders that this user can read",
             found=shortened(reason),
-            fix="move files that do not belong to the project elsewhere, or make them readable",
+            fix="make these files readable, or move them elsewhere if they do not belong to the project",
         ) from fault
     return f"{_HOME}/source/{target.name}"
 
@@ -304,6 +304,6 @@ def _only_wheel(out: Path, log: Path) -> Path:
             "pip did not build exactly one wheel",
             expected="one wheel",
             found=", ".join(path.name for path in made) or "none",
-            fix=f"read {log}",
+            fix=f"find the cause in {log}",
         )
     return made[0]

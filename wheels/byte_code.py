@@ -1,8 +1,8 @@
 """Byte-compile Python modules for the target with a native Python of the same version.
 
 Byte code does not depend on the machine: a native Python of the same version writes the same files as the emulated
-Python, in a seventh of the time. The native Python is in the tools folder, because this PC may have another version. It
-runs in a chroot in a separate mount namespace.
+Python, in a seventh of the time. The native Python is in the tools folder, because this PC may have a different
+version. It runs in a chroot in a separate mount namespace.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ while running:
 def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> None:
     """Compile every module below the staged root ``root``.
 
-    The byte code contains the paths on the target. Every module's time stamp is set to ``epoch``. Python compares this
-    time stamp with the byte code; unlike validation by hash (PEP 552), this does not read the source on import. Modules
+    The byte code contains the paths on the target. Every module's time stamp is set to ``epoch``. Python compares it
+    with the one in the byte code; unlike validation by hash (PEP 552), this does not read the source on import. Modules
     that do not compile (templates, code for other versions) are skipped, as in pip. Raises CommandFailed if no module
     was compiled.
     """

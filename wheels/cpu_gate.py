@@ -1,13 +1,13 @@
 """Find the instructions in a wheel that a CPU does not support, and determine which of them run only after a CPU check.
 
-LLVM decodes 64-bit files. Each function with unsupported instructions is one of:
+LLVM decodes 64-bit files. Each function with unsupported instructions has one of these states:
 
 - *checked*: there is a sign that the function runs only on CPUs that have the instructions: the outline-atomics
   helpers, the function's name, a call to a function that reads the CPU's capabilities, or callers that are all checked;
-- *unchecked*: compilers emit all the unsupported instructions for ordinary C++, for example LSE atomics. The
-  file was compiled for a newer CPU and will crash;
-- *unproven*: the function contains vector or cryptographic instructions and has no such sign. Libraries call such code
-  after a check, often through pointers; the result of running the wheel determines the verdict.
+- *unchecked*: there is no such sign, and compilers emit all of the function's unsupported instructions for ordinary
+  C++, for example LSE atomics. The file was compiled for a newer CPU and will crash;
+- *unproven*: there is no such sign, and the function contains vector or cryptographic instructions. Libraries call such
+  code after a check, often through pointers; the result of running the wheel determines the verdict.
 
 The signs are defined in cpu_gate.toml. For 32-bit files, the build attributes are checked instead.
 """
@@ -126,7 +126,7 @@ def _modules(wheel: Path) -> list[str]:
         f"{wheel.name} has nothing to import",
         expected="a top-level package or module in the wheel",
         found="none",
-        fix="add a table for it to [probes] of wheels/cpu_gate.toml",
+        fix="add a table for the wheel to [probes] in wheels/cpu_gate.toml",
     )
 
 

@@ -71,7 +71,10 @@ def _requirements(wheel: Path) -> Iterator[Requirement]:
         name = next((item for item in archive.namelist() if item.endswith(".dist-info/METADATA")), None)
         if name is None:
             raise WheelUnusable(
-                f"{wheel.name} has no metadata", expected="a .dist-info/METADATA", found="none", fix="build it again"
+                f"{wheel.name} has no metadata",
+                expected="a .dist-info/METADATA file",
+                found="none",
+                fix="build it again",
             )
         lines: Sequence[str] = BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist", [])
     yield from map(Requirement, lines)

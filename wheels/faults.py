@@ -26,7 +26,9 @@ from wheels.pip import Output
 from wheels.request import Wanted
 
 _INDEX_LIMIT_S = 120.0
-_COMPANION = "./inv build-image, which builds it for the image's torch, then ./inv serve-wheels (recipes/companions)"
+_COMPANION = (
+    "./inv build-image, which builds it for the image's torch, then run ./inv serve-wheels (recipes/companions)"
+)
 _RECIPES = {
     "torch": "./inv build-torch",
     "torchvision": _COMPANION,
@@ -106,7 +108,7 @@ def _explained(
     if output.unreachable:
         return NetworkUnreachable(
             f"pip cannot reach its index to build {wanted}",
-            expected="a response from a container to the package index in pip's configuration (pip config list)",
+            expected="a response, in the container, from the package index in pip's configuration (pip config list)",
             found=shortened(output.unreachable),
             fix="fix the network, https_proxy or pip.conf, then run the task again",
         )
@@ -125,7 +127,7 @@ def _explained(
             f"the build of {wanted} requires {name}{pin}, and the index has no suitable version",
             expected=f"{name}{pin}, as source or as a wheel for the target",
             found=f"versions {shown}" if shown else "no version",
-            fix=f"build it first: ./inv build-wheel {name}==VERSION; the wheelhouse then provides it",
+            fix=f"build it first: run ./inv build-wheel {name}==VERSION, which puts it into the wheelhouse",
         )
     return SourceUnavailable(
         f"the package index does not have {wanted}",
@@ -210,7 +212,7 @@ def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
     if apt.UNREACHABLE.search(text):
         return NetworkUnreachable(
             "the mirror does not provide the packages after --package",
-            expected="every package in the verified lists",
+            expected="every package in the verified lists to be on the mirror",
             found=found,
             fix="check the network; if the mirror was updated since the image was built, run ./inv build-image "
             "--update",
@@ -220,7 +222,7 @@ def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
         returncode=fault.returncode,
         expected="apt-get install to exit with status 0",
         found=found,
-        fix="see apt's output below",
+        fix="correct the error in apt's output below",
         tail=fault.tail,
     )
 

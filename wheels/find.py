@@ -157,7 +157,7 @@ def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
         raise WheelUnusable(f"{name} is not a readable ELF file", found=found, fix="build the wheel again") from fault
     if not fits or soft:
         raise PlatformMismatch(
-            f"{name} is not for the machine of the image",
+            f"{name} is not for the image's architecture",
             expected=f"{machine}, {bits} bit" + (", hard float" if target.debian == "armhf" else ""),
             found=f"{seen[0]}, {seen[1]} bit"
             + ("" if elf.little_endian else ", big-endian")

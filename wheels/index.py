@@ -98,7 +98,7 @@ class _Index:
 def wheels_in(folders: Sequence[Path]) -> dict[str, Path]:
     """Return the wheels in the given folders by file name; subfolders and symbolic links are excluded.
 
-    Of two wheels with the same name, the one in the first folder is used.
+    Of two wheels with the same name, the one in the earlier folder is used.
     """
     found: dict[str, Path] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*.whl"))):

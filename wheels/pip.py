@@ -103,7 +103,7 @@ def run_pip(
         output = Output.parse(fault.tail)
         if output.socks_missing:
             raise NetworkUnreachable(
-                f"{what} cannot be downloaded: the proxy requires SOCKS, which pip does not support",
+                f"{what} cannot be downloaded: the proxy requires SOCKS, which pip supports only with PySocks",
                 expected="an HTTP proxy, or the package PySocks",
                 found=f"{SOCKS_MISSING} (complete log: {log})",
                 fix=SOCKS_FIX,
@@ -122,6 +122,6 @@ def run_pip(
                 f"the package index has a different file named {what}",
                 expected="the pinned SHA-256",
                 found=other[1],
-                fix="find out why before you change the pin",
+                fix="find out why the file differs before you change the pin",
             ) from fault
         raise

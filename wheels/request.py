@@ -76,7 +76,7 @@ class Wanted:
 
     @classmethod
     def _pinned(cls, text: str) -> Wanted:
-        fix = "for example ./inv build-wheel pyyaml==6.0.2, or ./inv build-wheel ./my-project"
+        fix = "pass one version or a project: ./inv build-wheel pyyaml==6.0.2, or ./inv build-wheel ./my-project"
         try:
             requirement = Requirement(text)
             (pin,) = requirement.specifier
@@ -134,7 +134,7 @@ class Options:
                 "--package does not name a package of the distribution",
                 expected="names of Debian packages: lower-case letters, digits, '+', '-' and '.'",
                 found=", ".join(map(repr, wrong)),
-                fix="for example --package=libxml2-dev",
+                fix="correct the name; for example: --package=libxml2-dev",
             )
         paths = [text if "://" in text else str((folder / Path(text)).resolve()) for text in constraints]
         if absent := [path for path in paths if "://" not in path and not Path(path).is_file()]:
@@ -160,7 +160,7 @@ def _variable(text: str) -> tuple[str, str]:
             f"--env={name} is not the name of a variable",
             expected="NAME of a variable that is set in this shell, or NAME=VALUE",
             found=repr(name),
-            fix="for example --env=CFLAGS=-O3",
+            fix="correct the name; for example: --env=CFLAGS=-O3",
         )
     if not equals and name not in os.environ:
         raise SourceUnavailable(

@@ -33,5 +33,5 @@ def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
             # The hard link is created first, so that the old wheel always exists under at least one of the two names.
             files.remove(aside)
             aside.hardlink_to(target)
-            warnings.append(f"{target.name} existed with other contents; that wheel is now {aside}")
+            warnings.append(f"{target.name} existed with different contents; that wheel was moved to {aside}")
     return target, warnings

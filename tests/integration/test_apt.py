@@ -140,7 +140,7 @@ def test_packages_come_from_a_pocket_under_its_other_name(archive: Archive, tmp_
 @pytest.mark.parametrize("fault", ["another release", "absent", "stale too"])
 def test_unusable_other_name_is_reported(archive: Archive, tmp_path: Path, fault: str) -> None:
     also, why = {
-        "another release": ("sand", "that is sand now"),
+        "another release": ("sand", "this name now refers to sand"),
         "absent": ("nowhere", "does not have a Release file"),
         "stale too": ("solid", "File has unexpected size"),
     }[fault]
@@ -157,7 +157,7 @@ def test_unusable_other_name_is_reported(archive: Archive, tmp_path: Path, fault
     finally:
         archive.publish("stone")
     for said in (str(caught.value.found), warning):
-        of_its_own, _, of_the_other = said.partition(f"; nor under its other name, {also}: ")
+        of_its_own, _, of_the_other = said.partition(f"; its other name, {also}, cannot be used either: ")
         assert "/dists/stone/" in of_its_own
         assert why in of_the_other
         assert "Failed to fetch" not in of_the_other

@@ -137,12 +137,12 @@ def test_all_configuration_errors_are_reported_together(monkeypatch: pytest.Monk
         ("1: 2\n", "1: expected the name of a section; YAML reads it as int"),
         ("image:\n  on: trixie\n", "image.True: expected the name of a setting; YAML reads it as bool"),
         ("image:\n  suite: {name: trixie}\n", "image.suite: expected a value, found {'name': 'trixie'}"),
-        ("run: 5\n", "run: expected Invoke's own settings"),
-        ("tasks: {executor: my.Executor}\n", "tasks.executor: no such setting of Invoke; valid: "),
+        ("run: 5\n", "run: expected a section with Invoke's own settings"),
+        ("tasks: {executor: my.Executor}\n", "tasks.executor: Invoke has no such setting; valid: "),
         ("tasks: {executor_class: my.Executor}\n", "tasks.executor_class: a class cannot be set here"),
         ("tasks: {dedupe: maybe}\n", "tasks.dedupe: expected a value such as True, found 'maybe'"),
         ("runners: {local: my.Runner}\n", "runners.local: a class cannot be set here"),
-        ("run: &a {env: *a}\n", "run.env: expected strings by name"),
+        ("run: &a {env: *a}\n", "run.env: expected names with text values"),
         ("image: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
         ("image: " + "{a: " * 3000 + "}" * 3000, "nested too deeply"),
         ("image: {suite: 2024-13-45}\n", "not YAML: month must be in 1..12"),
@@ -246,14 +246,14 @@ def test_without_a_file_nothing_is_read() -> None:
     [
         ((), "neither"),
         (("--kernel=gemm", "--model=nets:cnn"), "both"),
-        (("--kernel=gemm", "--html=report.html"), "an option that is valid only with the other one"),
-        (("--model=nets:cnn", "--size=64"), "an option that is valid only with the other one"),
+        (("--kernel=gemm", "--html=report.html"), "an option for kernels with --model"),
+        (("--model=nets:cnn", "--size=64"), "an option for kernels with --model"),
     ],
 )
 def test_profile_remote_needs_either_a_kernel_or_a_model(words: tuple[str, ...], found: str) -> None:
     done = run("profile-remote", "--target=local", *words)
     assert done.returncode == 10
-    assert "the options do not select one kernel or one model" in done.stderr
+    assert "the options must select either a kernel or a model" in done.stderr
     assert f"found:    {found}" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -171,7 +171,7 @@ def test_docker_host_takes_precedence_over_the_context(contexts: Path, monkeypat
     assert not (contexts / "build").exists(), "no other engine must be started"
     monkeypatch.setenv("DOCKER_CONTEXT", "far")
     with pytest.raises(
-        EngineUnavailable, match="engine that docker's context far selects is not on a Unix socket"
+        EngineUnavailable, match="engine that docker's context far selects does not use a Unix socket"
     ) as refused:
         ensure_running(Config(build=BuildConfig(folder=contexts / "build")))
     assert "unset DOCKER_CONTEXT" in refused.value.fix
@@ -403,16 +403,16 @@ def test_no_engine_replaces_one_in_docker_host(daemon: Daemon, monkeypatch: pyte
 def test_only_unix_sockets_are_supported(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", address)
     config = Config(build=BuildConfig(folder=tmp_path / "build"))
-    with pytest.raises(EngineUnavailable, match="not on a Unix socket") as caught:
+    with pytest.raises(EngineUnavailable, match="not use a Unix socket") as caught:
         ensure_running(config)
     assert caught.value.found == address
     assert "unset DOCKER_HOST" in caught.value.fix
     if os.geteuid() == 0:
-        with pytest.raises(EngineUnavailable, match="not on a Unix socket"):
+        with pytest.raises(EngineUnavailable, match="not use a Unix socket"):
             main_job.build_image(config)
     findings = {item.check: item for item in engine_findings(config)}
     assert findings["engine"].verdict is Verdict.FAIL
-    assert "not on a Unix socket" in findings["engine"].found
+    assert "not use a Unix socket" in findings["engine"].found
     assert findings["engine"].fix == caught.value.fix
     assert not (tmp_path / "build").exists()
 

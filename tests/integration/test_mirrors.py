@@ -312,7 +312,7 @@ def test_missing_permission_suggests_root(file: Path) -> None:
 
 def test_remote_engine_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
-    with pytest.raises(EngineUnavailable, match="not on a Unix socket of this machine"):
+    with pytest.raises(EngineUnavailable, match="does not use a Unix socket on this machine"):
         mirrors.merge([A], daemon_json=file)
     assert not file.exists()
 

@@ -159,7 +159,7 @@ def test_upper_case_names_are_refused(client: docker.DockerClient, tmp_path: Pat
         with pytest.raises(UserError) as caught:
             call(config, registry="127.0.0.1:5000/Upper")
         assert caught.value.exit_code == 10
-        assert caught.value.fix == "--registry 127.0.0.1:5000/upper"
+        assert caught.value.fix == "pass --registry 127.0.0.1:5000/upper"
     raw = Reference(host="127.0.0.1:5000", repository="Upper/system", tag="t")
     with image(client, config.image_reference("system")):
         with pytest.raises(UserError):

@@ -330,9 +330,9 @@ def test_permanent_errors_are_reported() -> None:
     [
         ("http://user:s3cret@127.0.0.1:PORT", "connection refused"),
         ("http://nosuch.invalid:1", "name"),
-        ("http://user:s3cret@localhost:99999", "an invalid address of the proxy"),
-        ("http://[::1", "an invalid address of the proxy"),
-        ("ftp://127.0.0.1:1", "an invalid address of the proxy"),
+        ("http://user:s3cret@localhost:99999", "an invalid proxy address"),
+        ("http://[::1", "an invalid proxy address"),
+        ("ftp://127.0.0.1:1", "an invalid proxy address"),
     ],
 )
 def test_unusable_proxy_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, proxy: str, found: str) -> None:

@@ -171,7 +171,7 @@ def test_manifest_cannot_name_files_in_other_folders(config: Config, tmp_path: P
     document = json.loads(path.read_text())
     document["artefacts"][0]["path"] = "../../../elsewhere"
     path.write_text(json.dumps(document))
-    with pytest.raises(ArtefactDamaged, match="names files in other folders"):
+    with pytest.raises(ArtefactDamaged, match="lists files in other folders"):
         artefacts.get(config, "thing", KEY)
 
 

@@ -115,7 +115,7 @@ def test_the_product_covers_names_contents_and_facts(tmp_path: Path) -> None:
 def test_an_artefact_is_found_by_its_suffix(tmp_path: Path) -> None:
     manifest = made_in(tmp_path, names=("a.tar", "b.whl"))
     assert manifest.artefact(".whl").path.name == "b.whl"
-    with pytest.raises(ArtefactMissing, match=r"made 0 files that end in '\.deb'") as caught:
+    with pytest.raises(ArtefactMissing, match=r"made 0 files whose names end in '\.deb'") as caught:
         manifest.artefact(".deb")
     assert caught.value.fix == "run the step again: ./inv build-image --again=rootfs"
     with pytest.raises(ArtefactMissing, match="made 2 files"):

@@ -134,7 +134,7 @@ def test_a_wheel_with_code_for_another_machine_is_an_error(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pin(monkeypatch, tmp_path, a_wheel(index, "torch", machine=EM_ARM))
-    with pytest.raises(PlatformMismatch, match=r"torch/_C\.so is not for the machine"):
+    with pytest.raises(PlatformMismatch, match=r"torch/_C\.so is not for the image's architecture"):
         resolve.resolve(configured(tmp_path), fetch=True)
 
 

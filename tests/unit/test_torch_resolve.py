@@ -130,7 +130,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], type[UserError], str]] = {
     "of another machine": (
         lambda wheel: torch_wheel(wheel.parent, content=elf(EM_X86_64, bits=64)),
         PlatformMismatch,
-        "is not for the machine of the image",
+        "is not for the image's architecture",
     ),
 }
 
