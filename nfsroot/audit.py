@@ -1,6 +1,6 @@
 """Find and fix parts of a root filesystem that would cause failures when a board boots from it over NFS.
 
-The audit only reads and writes files in the tree: it executes none of them and needs neither a chroot nor an emulator.
+The audit reads and writes files in the tree but executes none of them, so it needs no chroot and no emulator.
 Links are resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
 
 The checks, in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that the NFS root uses

@@ -298,7 +298,7 @@ def locked(final: Layout) -> Iterator[None]:
     )
     served = InUse(
         f"{final.tree} is being served over NFS",
-        expected="no server, because a running board would lose its files",
+        expected="no server that uses the tree, because a running board would lose its files",
         found=f"a lock on {final.served}",
         fix="stop ./inv serve-nfsroot or the test that serves it; to change a tree in use, run ./inv deploy",
     )

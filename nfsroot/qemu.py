@@ -85,7 +85,7 @@ _EMULATIONS = {
 
 
 def program_of(architecture: str) -> str:
-    """Return the name of the program that emulates a board of an architecture; empty if there is none."""
+    """Return the name of the program that emulates boards with this architecture; empty if there is none."""
     return _EMULATIONS[architecture].program if architecture in _EMULATIONS else ""
 
 
@@ -358,7 +358,7 @@ def _console_text(console: Path) -> str:
 
 
 def console_tail(console: Path) -> str:
-    """Return the last lines of a serial console's log, as part of an error message."""
+    """Return the last lines of a serial console's log, formatted for an error message."""
     lines = _console_text(console).strip().splitlines()[-_TAIL_LINES:] or ["(no output)"]
     return "\n".join([f"end of its console ({console}):", *(f"      | {line}" for line in lines)])
 

@@ -47,7 +47,7 @@ class BlockMap:
 
 
 def measured(image: Path, mapped: Iterable[tuple[int, int]]) -> BlockMap:
-    """Return the map of an image of which the ranges of blocks in ``mapped`` (first, last) must be written."""
+    """Return the map of an image. The ranges of blocks in ``mapped`` (first, last) must be written to the card."""
     ranges = []
     with image.open("rb") as stream:
         for first, last in _split(mapped):

@@ -57,7 +57,7 @@ ROOT_START = (BOOT_START_MIB + BOOT_MIB) << 20
 """The offset of the root's file system, in bytes."""
 
 _ROOT_FREE_MIB = 128
-"""The free space in the root for cloud-init, which writes there before the first boot enlarges the root."""
+"""The free space in the root for cloud-init, which writes there before it enlarges the root's file system."""
 _JOURNAL_MIB = 16
 _INODE_RATIO = 16384
 _LAYOUT = """\

@@ -71,7 +71,7 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
     if listed["type"] not in ("disk", "loop"):
         raise UserError(
             f"{device} is not a whole device",
-            expected="a device with all its partitions",
+            expected="a whole device, which contains all its partitions",
             found=f"type {listed['type']}",
             fix=f"pass the whole device that contains it; {names}",
         )

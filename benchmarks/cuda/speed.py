@@ -297,7 +297,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Measure the host time per call to the other operators. The matrix with few long rows uses many threads."""
+    """Measure the host time per call to the other operators. A matrix with few long rows needs many threads."""
     import torch
 
     ops = torch.ops.cuda_ops

@@ -121,7 +121,7 @@ def command_lines() -> Iterator[set[str]]:
 
 
 def for_arm64(config: Config) -> Config:
-    """Return the same configuration for another architecture."""
+    """Return the same configuration for arm64."""
     return dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))
 
 
