@@ -1,6 +1,6 @@
-"""Benchmarks for the project's time and memory goals, with the conventional approach for comparison.
+"""Benchmarks for the project's time and memory goals, which also measure the conventional approach for comparison.
 
-    ./inv bench [--name=build | extension | export | device | kernels | torch | cpu | lab]
+    ./inv bench [--name=build | extension | export | device | kernels | torch | cpu | models | lab]
 
 Each benchmark is a module with a function ``measure`` that takes a ``Workspace`` and returns a ``Result``. The
 benchmarks use a separate folder and separate image names, so they leave the user's build unchanged. The report shows

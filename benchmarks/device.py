@@ -276,7 +276,7 @@ class Rounds:
         return access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=self._layout.client_key, known_hosts=known)
 
     def _ran(self, entry: access.SshAccess) -> tuple[float, float]:
-        """Return the times, in seconds, to the result and for imports. Raises CommandFailed for a wrong result."""
+        """Return two times in seconds: until the result, and for imports. Raises CommandFailed for a wrong result."""
         began = time.monotonic()
         output = self._subject.run(entry)
         seconds = time.monotonic() - began

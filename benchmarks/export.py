@@ -60,7 +60,7 @@ def measure(workspace: Workspace) -> Result:
     with progress.step("export-nfsroot"):
         task = workspace.task("export-nfsroot")
     copied = median_of(EXACT, seconds, note=f"{quantity(size / 1e6, 'MB')}, read by {methods[-1]}")
-    tarred = median_of(PLAIN, plain_seconds, note="adds, empties and changes files of /etc and /dev")
+    tarred = median_of(PLAIN, plain_seconds, note="adds, empties and changes files in /etc and /dev")
     return Result(
         name="export",
         title="Export of the image",

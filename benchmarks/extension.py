@@ -222,7 +222,7 @@ class Trial:
         if not commands:
             raise CommandFailed(
                 "the extension's build ran no compiler",
-                expected="command lines of a compiler in its output",
+                expected="compiler command lines in its output",
                 found=f"{len(output.splitlines())} other lines",
                 tail=output[-2000:],
             )

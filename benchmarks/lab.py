@@ -122,7 +122,7 @@ def _of_size(workspace: Workspace, size: int, pytest_mb: float, free_mb: float) 
 
 
 def _figures(name: str, samples: Sequence[float], *, note: str = "") -> list[Figure]:
-    """Return figures for the median with the range, and for the 90th percentile, in milliseconds."""
+    """Return two figures in milliseconds: the median with its range, and the 90th percentile."""
     p90 = statistics.quantiles(samples, n=10, method="inclusive")[-1]
     middle = Figure(name=name, value=statistics.median(samples), unit="ms", samples=tuple(samples), note=note)
     return [middle, Figure(name="  90th percentile", value=p90, unit="ms")]
@@ -171,7 +171,7 @@ def _complete(coordinator: Coordinator) -> _Complete:
 
 @contextlib.contextmanager
 def _session(address: str) -> Iterator[CoordinatorStub]:
-    """Open a session, which the coordinator requires for acquiring places; yields its stub."""
+    """Open a session, without which the coordinator lets no client acquire places; yield the session's stub."""
     requests: queue.SimpleQueue[messages.ClientInMessage | None] = queue.SimpleQueue()
     startup, sync = messages.ClientInMessage(), messages.ClientInMessage()
     startup.startup.name = own_name()
@@ -193,7 +193,7 @@ def _session(address: str) -> Iterator[CoordinatorStub]:
 def _lab(
     config: Config, scratch: Path, size: int
 ) -> Iterator[tuple[Coordinator, psutil.Process, list[psutil.Process]]]:
-    """Start a coordinator with exported places ``b0``, ``b1``, …, and yield it with the processes."""
+    """Start a coordinator with exported places ``b0``, ``b1``, …, and yield it with all started processes."""
     coordinator = Coordinator(f"127.0.0.1:{ports.free_port()}")
     rows = [parse(f"b{number}=192.0.2.{number % 250 + 1}") for number in range(size)]
     with contextlib.ExitStack() as stack:

@@ -24,7 +24,7 @@ from toolchain.files import write_text_atomically
 
 SCHEMA = 1
 IDLE_LOAD = 0.3
-"""Runnable tasks per core above which a machine does not count as idle (one-minute load average)."""
+"""A machine with more runnable tasks per core than this (one-minute load average) does not count as idle."""
 
 _WIDTH = 118
 

@@ -1,4 +1,4 @@
-"""Run a task as ``./inv TASK…`` does, then write the peak memory of this process, even after an error.
+"""Run a task as ``./inv TASK…`` does, then write this process's peak memory to a file, even after an error.
 
     python -m benchmarks.observed REPORT.json TASK [OPTIONS]
 

@@ -61,8 +61,8 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False,
     """Run one benchmark, or all of them. ``times`` is the number of repetitions of short measurements.
 
     Each result is written immediately. The files built for the benchmarks are removed at the end, unless ``keep`` is
-    set; keeping them makes the next run of a single benchmark faster. ``against`` is the path of a torch wheel for
-    ``cpu``. Raises UserError for an unknown name.
+    set; keeping them makes the next run of a single benchmark faster. ``against`` is the path of a torch wheel
+    that ``cpu`` also measures. Raises UserError for an unknown name.
     """
     if against and name != "cpu":
         raise UserError(

@@ -105,10 +105,8 @@ def measure(workspace: Workspace) -> Result:
 def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
     """Return the figures for the build in the tree, and the reasons for missing figures.
 
-    ``slower`` is the factor by which emulation increases the time.
-
-    If some objects came from ccache, the total time of all objects is left out, and the time of the whole build is not
-    compared with a goal.
+    ``slower`` is the factor by which emulation increases the time. If some objects came from ccache,
+    the total time of all objects is left out, and the time of the whole build is not compared with a goal.
     """
     hits, calls = builder.cache_use()
     cached = f"{hits} of {calls} compiler calls were ccache hits"
@@ -177,7 +175,7 @@ def seconds_of_objects(home: Path) -> list[float]:
 
 
 def for_gcc(words: list[str], program: str) -> list[str]:
-    """Convert a command line of the build for GCC, without warnings and Clang-only options."""
+    """Convert one of the build's command lines for GCC: remove the options for warnings and for Clang."""
     made = [program]
     rest = iter(words[1:])
     for word in rest:

@@ -5,8 +5,8 @@
     python3 classify.py --weights mobilenet_v2.pth --camera 0        # one frame from a camera; requires OpenCV
     python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or from a video file or a stream's URL
 
-The weights are a state dict, such as torchvision provides for its models. The script creates the int8
-network from them, and determines the network's value ranges from the picture and its mirror image.
+The weights are a state dict, such as torchvision provides for each of its models. From them, the script also creates
+the int8 network, whose value ranges it determines from the picture and its mirror image.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--weights", type=Path, required=True, help="the model's state dict")
     parser.add_argument("--labels", type=Path, help="a text file with one class name per line")
-    parser.add_argument("--times", type=int, default=5, help="how often each network is run (default: 5)")
+    parser.add_argument("--times", type=int, default=5, help="how many times each network is run (default: 5)")
     options = parser.parse_args()
     if (options.picture is None) == (options.camera is None):
         parser.error("give either a picture or --camera=SOURCE")
@@ -83,7 +83,7 @@ def frame(source: str) -> Tensor:
     taken, picture = camera.read()
     camera.release()
     if not taken:
-        sys.exit(f"--camera={source} did not deliver a frame; this machine's cameras are /dev/video*")
+        sys.exit(f"--camera={source} did not deliver a frame; list this machine's cameras with: ls /dev/video*")
     return torch.from_numpy(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)).permute(2, 0, 1).contiguous()
 
 
@@ -111,7 +111,7 @@ def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
 
 
 def loaded(model: nn.Module, weights: Path) -> nn.Module:
-    """Return the model with the weights from a file. Exits with an error message if the weights do not fit."""
+    """Return the model with the weights from a file. Ends the program with a message if the weights do not fit."""
     try:
         model.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"))
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError) as fault:

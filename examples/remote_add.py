@@ -4,8 +4,8 @@
     .venv/bin/python examples/remote_add.py --local-demo          on this PC
     .venv/bin/python examples/remote_add.py                       on the board in board.toml
 
-This script appears in introductions to TVM's RPC. Here it is ported to the current API of TVM; the old calls are in
-square brackets. The board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same, and also provides
+This is a script from introductions to TVM's RPC, ported to TVM's current API. The comments show the old calls in square
+brackets. The board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same, and also provides
 queues, time limits and error messages.
 """
 
@@ -43,7 +43,7 @@ def main() -> None:
     target = Target("llvm") if options.local_demo else Target(board["target"])
     built = tvm.compile(tvm.IRModule({"add_one": function}), target=target)
 
-    # Link it here, so that the board needs no compiler. [lib.export_library("lib.tar") linked there]
+    # Link it here, so that the board needs no compiler. [lib.export_library("lib.tar"): linked on the board]
     linker = os.environ.get("CXX") or ("g++" if options.local_demo else f"{board['target']['mtriple']}-g++")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "lib.so")

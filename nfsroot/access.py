@@ -2,7 +2,7 @@
 
 ssh looks up the host key under a fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
 board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. In both
-cases an unknown key is rejected and never added.
+cases, ssh rejects an unknown key and does not add it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def parse_host(text: str) -> tuple[str, str, int]:
     if found is None or not 0 < int(found["port"] or 22) < 65536:
         raise UserError(
             f"{text!r} is not a valid board address",
-            expected="[USER@]HOST[:PORT], an IPv6 address in brackets",
+            expected="[USER@]HOST[:PORT], with an IPv6 address in brackets",
             found=repr(text),
             fix="pass, for example, --host root@192.168.77.50",
         )
@@ -108,10 +108,10 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             if pinned
             else "an SSH host key from your known_hosts",
             found="another host key" if pinned else "an unknown or different host key",
-            fix="check the address, and boot the board from the exported tree: its host key differs if the tree was "
-            "exported again while the board was up, or if the board runs a card image"
+            fix="check the address, and boot the board from the exported tree: the board's host key differs if the "
+            "tree was exported again while the board was up, or if the board runs a card image"
             if pinned
-            else f"compare the fingerprint on the board's console, then log in once by hand: ssh {access}",
+            else f"run ssh {access}, and accept the host key if its fingerprint is the one on the board's console",
         )
     if _DENIED.search(output):
         return AccessDenied(

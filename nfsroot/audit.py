@@ -1,6 +1,6 @@
 """Find and fix parts of a root filesystem that would cause failures when a board boots from it over NFS.
 
-The audit only reads and writes files in the tree: it executes none of them and needs neither a chroot nor an emulator.
+The audit reads and writes files in the tree but executes none of them, so it needs no chroot and no emulator.
 Links are resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
 
 The checks, in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that the NFS root uses
@@ -211,7 +211,7 @@ def _resolv_conf(tree: Audit) -> None:
         tree.note("resolv.conf", path, found, f"this PC's: {', '.join(tree.settings.nameservers)}")
     else:
         tree.note(
-            "resolv.conf", path, found, "this PC has no usable name server: write 'nameserver ADDRESS'", fixed=False
+            "resolv.conf", path, found, "this PC has no usable name server: add 'nameserver ADDRESS'", fixed=False
         )
 
 
@@ -302,7 +302,7 @@ def _network(tree: Audit) -> None:
         found = "NetworkManager reconfigures the network interface that the NFS root uses"
         tree.note("network", path, found, "set to unmanaged")
     for path, fix in (
-        ("/etc/systemd/network", "give its .network files KeepConfiguration=yes"),
+        ("/etc/systemd/network", "add KeepConfiguration=yes to its .network files"),
         ("/etc/dhcpcd.conf", "add `denyinterfaces eth0` there"),
     ):
         units = [item for item in tree.listing(path, "*.network") if "DHCP=" in (tree.text(item) or "")]
@@ -375,7 +375,7 @@ def _capabilities(tree: Audit) -> None:
             if os.fsdecode(name) in _SETUID_WILL_DO and mode & stat.S_IXOTH:
                 os.chmod(place, stat.S_IMODE(mode) | stat.S_ISUID)  # noqa: PTH101
                 tree.touched.append(path.lstrip("/"))
-                tree.note("capabilities", path, found, "made setuid root, the fallback of its Debian package")
+                tree.note("capabilities", path, found, "made setuid root, as its Debian package can do")
             else:
                 tree.note("capabilities", path, found, "run it as root, or as a service with AmbientCapabilities",
                           fixed=False)  # fmt: skip

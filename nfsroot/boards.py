@@ -29,7 +29,7 @@ _REFUSED = re.compile(
     r"\d+ .* for client (?:::ffff:)?(?P<ip>[\d.]+)"
 )
 _SERIAL = re.compile(r"[0-9a-f]{8}")
-# With TFTP_PREFIX=2, the boot loader of a Pi 4 or 5 uses the hardware address instead.
+# With TFTP_PREFIX=2, the boot loader of a Pi 4 or 5 uses the hardware address instead of the serial number.
 _FOLDER = re.compile(rf"{_SERIAL.pattern}|([0-9a-f]{{2}}-){{5}}[0-9a-f]{{2}}")
 _DEVICE_TREE = re.compile(r"bcm\d+(?:d0)?-rpi-(?P<model>.+)\.dtb")
 # The firmware also requests files that may be absent, such as recovery.elf and a folder named after the board.
@@ -95,21 +95,22 @@ class Board:
             return "its firmware fetches no file: allow UDP port 69 in this PC's firewall"
         if _LAST_FILE.fullmatch(self.file):
             return (
-                "its kernel does not mount the tree: check nfs.address, the firewall (NFS's TCP port) and its console"
+                "its kernel does not mount the tree: check nfs.address, the firewall (NFS's TCP port) and the board's "
+                "console"
             )
         return f"it stopped after {self.file}: power it off and on, or check its console"
 
 
 _FIXES = {
-    **dict.fromkeys(("vmlinuz", "initrd.img"), "build and export the bootable profile"),
+    **dict.fromkeys(("vmlinuz", "initrd.img"), "build and export the bootable profile (image.profile: bootable)"),
     **dict.fromkeys(
         ("bootcode.bin", "start.elf", "fixup.dat", "start4.elf", "fixup4.dat"),
         "install the package raspi-firmware in the image",
     ),
 }
 _KERNELS = {
-    "bcm2711": "a Pi 4 needs the package linux-image-arm64 (image.architecture: arm64)",
-    "bcm2712": "a Pi 5 needs the package linux-image-rpi-v8 (arm64, image.kernel: raspberrypi)",
+    "bcm2711": "for a Pi 4, build an image with the package linux-image-arm64 (image.architecture: arm64)",
+    "bcm2712": "for a Pi 5, build an image with the package linux-image-rpi-v8 (arm64, image.kernel: raspberrypi)",
 }
 """The kernels with an Ethernet driver for each system on chip."""
 
@@ -117,8 +118,9 @@ _KERNELS = {
 class Boards:
     """All boards that have requested an address or a file, in the order of their first request.
 
-    ``mac_of`` returns a neighbour's hardware address, or an empty string. It is needed if a router assigns addresses: a
-    board's IP address is then unknown until the board fetches a file. Only addresses in ``subnet`` may mount the tree.
+    ``mac_of`` returns the hardware address for a neighbour's IP address, or an empty string. It is needed if a router
+    assigns addresses: a board's IP address is then unknown until the board fetches a file. Only addresses in ``subnet``
+    may mount the tree.
     """
 
     def __init__(self, mac_of: Callable[[str], str], subnet: ipaddress.IPv4Network) -> None:

@@ -1,7 +1,7 @@
 """Write the files next to an exported tree: server configurations, boot files for TFTP, and the chroot helper.
 
 They are rendered from templates, the configuration and the tree's contents (kernel, initramfs, device trees, firmware).
-A warning names each file that a network boot requires and the tree lacks.
+A warning names each file that a network boot requires but the tree lacks.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class BootParts:
         return [name for name in _FIRMWARE if name not in have]
 
     def missing(self) -> list[str]:
-        """Return the names of the files that a network boot needs and the tree lacks."""
+        """Return the names of the files that a network boot needs but the tree lacks."""
         gone = [] if self.kernel else ["a kernel (image.profile: bootable)"]
         gone += [] if self.device_trees else ["the device tree of a Raspberry Pi"]
         absent = self.absent_firmware
         return gone + ([f"{', '.join(absent)} (package raspi-firmware)"] if absent else [])
 
     def boots(self, soc: str) -> bool:
-        """Return whether boards with this system on chip, such as ``bcm2712``, can boot from the files."""
+        """Return whether boards with this system on chip, such as ``bcm2712``, can boot from these files."""
         return any(item.name.startswith(soc) for item in self.device_trees)
 
 
@@ -137,7 +137,7 @@ def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
 def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) -> list[str]:
     """Write the files for ``tree`` into ``folder``; the files refer to the paths in ``final``.
 
-    Returns a warning if files for a network boot are missing or the server's address is unknown.
+    Returns the warnings, for example that files for a network boot are missing.
     """
     warnings: list[str] = []
     try:
@@ -155,7 +155,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     output = folder / final.folder.name
     path = str(final.tree)
     if re.search(r"[\s,:\"'\\]", path):
-        warnings.append(f"{path} has a character that is invalid on a kernel command line: boards cannot boot it")
+        warnings.append(f"{path} contains a character that is invalid on a kernel command line: boards cannot boot it")
     tftp = output / place.tftp.name
     tftp.mkdir(parents=True)
     initramfs = parts.initramfs is not None
@@ -223,7 +223,7 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
         raise NetworkUnreachable(
             f"nfs.subnet ({subnet}) has no free address for a board",
             expected="a subnet with an address other than this PC's",
-            found=f"{subnet}, of which {address} is this PC's",
+            found=f"{subnet}, in which {address} is this PC's",
             fix="set nfs.subnet to a larger subnet",
         )
     return render(
@@ -291,5 +291,5 @@ def lease_range(
 
 
 def _exports_path(path: str) -> str:
-    """Return a path for exports(5), with octal escapes for blanks, quotes and similar characters."""
+    """Return a path for exports(5), with octal escapes for spaces, quotes and similar characters."""
     return "".join(char if re.match(r"[\w/.,:+@=-]", char) else f"\\{ord(char):03o}" for char in path)

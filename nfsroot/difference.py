@@ -1,8 +1,8 @@
 """``diff``: list the packages, wheels and files that differ between two systems.
 
-A system is an image in the engine, an exported tree, a tar archive of a root filesystem, or a bill of materials, which
-does not list files. In all other systems, packages are read from dpkg's status, and wheels from their records in
-/usr/local and /opt.
+A system is an image in the engine, an exported tree, a tar archive of a root filesystem, or a bill of materials. A bill
+of materials does not list files. In the other kinds of system, packages are read from dpkg's status, and wheels from
+their records in /usr/local and /opt.
 """
 
 from __future__ import annotations
@@ -205,10 +205,10 @@ def read(config: Config, name: str, folder: Path) -> System:
                 return _with_contents(System(name), _of_tar(archive))
         except (tarfile.TarError, EOFError, OSError) as fault:
             raise UserError(
-                f"{name} cannot be read as a system",
+                f"{name} is not a readable root filesystem",
                 expected=_FORMS,
                 found=one_line(str(fault)),
-                fix="pass another file",
+                fix="pass an intact tar archive of a root filesystem",
             ) from fault
     if name.startswith(("/", "./", "../")):
         raise UserError(f"{name} does not exist", expected=_FORMS, found="no such file", fix="correct the path")
@@ -247,7 +247,7 @@ def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
     if not system.packages:
         raise UserError(
             f"{system.name} is not a root filesystem",
-            expected=f"{_STATUS} with at least one package; {_FORMS}",
+            expected=f"{_FORMS}; in a root filesystem, {_STATUS} lists the packages",
             found="no package",
             fix="pass the root of a Debian system",
         )
@@ -306,7 +306,7 @@ _TYPES = {
 
 
 def _of_tar(archive: tarfile.TarFile) -> Iterator[_Entry]:
-    """Yield the entries of a tar. A hard link is described as its target."""
+    """Yield the entries of a tar. A hard link has the description of its target."""
     seen: dict[str, tuple[File, bytes]] = {}
     for item in archive:
         path = os.path.normpath(item.name).lstrip("/")

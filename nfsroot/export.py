@@ -1,4 +1,4 @@
-"""Export the image as a root filesystem: copy it exactly, audit it, write the files next to it, and exchange trees.
+"""Export the image as a root filesystem: copy it exactly, audit the copy, add the files next to it, and exchange trees.
 
 The old tree is unchanged until the new one is complete. The export is prepared in ``.NAME.export`` next to the
 destination. renameat2(RENAME_EXCHANGE) then exchanges the trees atomically, and after that the files next to them. The
@@ -101,7 +101,7 @@ def export(
             "an export cannot replace the root of this machine",
             expected="a folder or a file below /",
             found=str(final.place),
-            fix="choose another one with --folder, --tarball, or nfs.folder in invoke.yaml",
+            fix="choose another path with --folder or --tarball, or set nfs.folder in invoke.yaml",
         )
     as_folder = destination is not None or tarball is None
     tarball = absolute(tarball) if tarball is not None else None
@@ -266,8 +266,8 @@ def _client_key(final: Layout, metadata: Path) -> str:
 
 
 def _pack(tree: Path, tarball: Path) -> Artefact:
-    """Pack the tree with numeric owners, xattrs and hard links. Entries are sorted: equal trees give equal archives."""
-    # tar selects the compression by the file's suffix.
+    """Pack the tree with numeric owners, xattrs and hard links. Entries are sorted, so equal trees give equal tars."""
+    # tar selects the compression by the suffix, so the temporary name has the same suffix.
     aside = tarball.with_name(f".part.{tarball.name}")
     try:
         aside.touch(mode=0o600)  # the archive contains the board's private host keys
@@ -298,7 +298,7 @@ def locked(final: Layout) -> Iterator[None]:
     )
     served = InUse(
         f"{final.tree} is being served over NFS",
-        expected="no server, because a running board would lose its files",
+        expected="no server that uses the tree, because a running board would lose its files",
         found=f"a lock on {final.served}",
         fix="stop ./inv serve-nfsroot or the test that serves it; to change a tree in use, run ./inv deploy",
     )
@@ -321,7 +321,7 @@ def _writable(folder: Path) -> Iterator[None]:
             f"nothing can be exported to {folder}",
             expected="a writable folder",
             found=f"{fault.filename}: {fault.strerror}",
-            fix="choose another one with --folder, --tarball, or nfs.folder in invoke.yaml",
+            fix="choose another path with --folder or --tarball, or set nfs.folder in invoke.yaml",
         ) from fault
 
 
@@ -343,7 +343,7 @@ def _require_place_of(tarball: Path) -> None:
             f"{tarball} is a folder",
             expected="the name of a tarball",
             found="a folder",
-            fix="name a file, such as nfsroot.tar",
+            fix="pass the name of a file, such as nfsroot.tar",
         )
     with _writable(tarball.parent):
         tarball.parent.mkdir(parents=True, exist_ok=True)
@@ -353,9 +353,9 @@ def _refuse_foreign(final: Layout) -> None:
     if final.place.is_symlink() or (final.place.exists() and not final.place.is_dir()):
         raise UserError(
             f"{final.place} is not a folder",
-            expected="an exported folder, or no entry",
+            expected="an exported folder, or an unused path",
             found="a link" if final.place.is_symlink() else "a file",
-            fix="name another folder",
+            fix="choose another folder",
         )
     move_in(final)
     entries = list(final.place.iterdir()) if final.place.exists() else []
@@ -372,7 +372,7 @@ def _refuse_foreign(final: Layout) -> None:
         raise UserError(
             f"{final.folder} was not created by an export and is not replaced",
             expected=f"an absent or empty folder, or one with the marker {MARKER}",
-            found="a folder without it",
+            found="a folder without that marker",
             fix="choose another destination, or empty that folder",
         )
     if final.tree.exists():
@@ -389,7 +389,7 @@ def _aside(final: Layout) -> Iterator[Path]:
                 f"{aside} exists, but no export created it",
                 expected="no folder, or one from an earlier export",
                 found="a folder without a marker",
-                fix="remove it",
+                fix="remove that folder",
             )
         require_unmounted(aside, "removed")
         remove(aside)
@@ -473,6 +473,6 @@ def print_result(result: ExportResult, config: Config) -> None:
     progress.summary(f"exported {result.image}", rows, warnings=result.warnings)
     if result.layout is not None and result.layout.place != config.nfsroot:
         progress.say(
-            "serve-nfsroot, test-on-pi and deploy use the tree in nfs.folder; for this tree, set the variable:"
+            "serve-nfsroot, test-on-pi and deploy use the tree in nfs.folder; to use this tree, set a variable:"
         )
         progress.say(f"    INVOKE_NFS_FOLDER={shlex.quote(str(result.layout.place))} ./inv serve-nfsroot")

@@ -105,7 +105,7 @@ class Layout:
 
     @property
     def exports(self) -> Path:
-        """The file with a line for /etc/exports of the kernel's NFS server."""
+        """The exports file for the kernel's NFS server, for copying to /etc/exports.d."""
         return self.folder / "exports"
 
     @property
@@ -269,7 +269,7 @@ def move_in(layout: Layout) -> None:
         layout.moving.rename(layout.place)
     progress.warn(
         f"the exported tree is now {layout.tree}, in a folder that only root can enter: "
-        "run ./inv export-nfsroot and update the command line of boards that use the old path"
+        "run ./inv export-nfsroot and update the kernel command line of boards that use the old path"
     )
 
 
@@ -282,7 +282,7 @@ def _is_bare(layout: Layout) -> bool:
 def _unused(layout: Layout) -> Iterator[None]:
     refusal = InUse(
         f"{layout.place} must be moved into a folder that only root can enter, but it is in use",
-        expected=f"no lock on {layout.lock} and {layout.served}",
+        expected=f"no lock on {layout.lock} or {layout.served}",
         found="a lock",
         fix="stop the export, ./inv serve-nfsroot or the test that uses it, then try again",
     )

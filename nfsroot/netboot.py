@@ -147,7 +147,7 @@ def _require_overlay(layout: Layout) -> None:
         raise ArtefactMissing(
             "the exported tree does not support nfs.overlay",
             expected="an initramfs whose script nfs4 creates the overlay",
-            found="an older image, or one that does not boot",
+            found="an image that is too old, or one that cannot boot",
             fix="run ./inv build-image (image.profile: bootable) and ./inv export-nfsroot, or set nfs.overlay: false",
         )
 
@@ -188,7 +188,7 @@ def _running_dnsmasq(
         shutil.copytree(layout.tftp, tftp)
         for item in parts.firmware:
             shutil.copyfile(item, tftp / item.name)
-        # The settings may have changed after the export, so the files are written again.
+        # The settings may have changed since the export, so cmdline.txt and dnsmasq.conf are written again.
         words = [word for word in (tftp / "cmdline.txt").read_text().split() if not word.startswith("pitorch.")]
         (tftp / "cmdline.txt").write_text(" ".join([*words, *overlay_arguments(config, layout)]) + "\n")
         text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=tftp, proxy=proxy)
@@ -233,14 +233,14 @@ def _await_ready(lines: queue.Queue[str | None]) -> None:
     tail = "\n".join(seen[-5:])
     if "Address already in use" in tail:
         raise InUse(
-            "another DHCP or TFTP server runs on this PC",
+            "another DHCP or TFTP server is running on this PC",
             expected="free UDP ports 67 and 69",
             found=tail,
             fix="stop the other server, for example: systemctl stop dnsmasq isc-dhcp-server tftpd-hpa",
         )
     raise UserError(
         "dnsmasq did not start",
-        expected="a DHCP and TFTP server",
+        expected="a running DHCP and TFTP server",
         found=tail or "no message",
         fix="read the last lines of its log above",
     )
@@ -317,7 +317,7 @@ def _drain(lines: queue.Queue[str | None]) -> Iterator[str | None]:
 
 
 def table(boards: Boards, now: float) -> Table:
-    """Return a table with a row per board; ``now`` is on the events' clock."""
+    """Return a table with a row per board; ``now`` is a time on the same clock as the events."""
     made = Table()
     for name in ("board", "address", "last file", "state"):
         made.add_column(name, overflow="fold")
@@ -331,7 +331,7 @@ def table(boards: Boards, now: float) -> Table:
 
 
 def clients_of(port: int) -> set[str]:
-    """Return the addresses that are connected to a TCP port of this machine."""
+    """Return the addresses that are connected to a TCP port on this machine."""
     listed = process.run(["ss", "-Hnt", "state", "established", f"sport = :{port}"], limit_s=20).output
     peers = (line.split()[-1].rpartition(":")[0] for line in listed.splitlines() if line.strip())
     return {peer.strip("[]").removeprefix("::ffff:") for peer in peers}

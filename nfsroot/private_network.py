@@ -20,7 +20,7 @@ from toolchain.errors import UserError
 _CLONE_NEWNET = 0x40000000
 _HERE = Path("/proc/thread-self/ns/net")
 _ADDRESS = "192.0.2.1"
-"""An address for documentation (RFC 5737). NFS-Ganesha cannot resolve its own address if only lo has an address."""
+"""An address reserved for documentation (RFC 5737). If only lo has an address, NFS-Ganesha cannot resolve its own."""
 
 _made: set[int] = set()
 
@@ -34,8 +34,8 @@ def is_entered() -> bool:
 def private_network() -> Iterator[None]:
     """Run the block, including the programs and threads that it starts, in a private network namespace.
 
-    A namespace belongs to a thread, so threads that already run are not affected. Raises RootNeeded, and UserError if
-    no namespace can be created.
+    A namespace belongs to a thread, so threads that are already running are not affected. Raises RootNeeded, and
+    UserError if no namespace can be created.
     """
     process.require_root("to create a network namespace for the virtual machine", "./inv test-on-pi")
     process.require_program("ip", "to set up the virtual machine's network")
@@ -46,7 +46,7 @@ def private_network() -> Iterator[None]:
                 "cannot create a network namespace; without one, other users could write to the exported tree",
                 expected="the capability CAP_SYS_ADMIN and a kernel with CONFIG_NET_NS",
                 found=os.strerror(ctypes.get_errno()),
-                fix="in a container: start it with --privileged; otherwise use another machine",
+                fix="if this is a container, start it with --privileged; otherwise use another machine",
             )
         inode = _HERE.stat().st_ino
         _made.add(inode)
@@ -62,4 +62,4 @@ def private_network() -> Iterator[None]:
         finally:
             _made.discard(inode)
             if libc.setns(before.fileno(), _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "cannot return to the network namespace of the machine")
+                raise OSError(ctypes.get_errno(), "cannot return to the machine's network namespace")

@@ -56,7 +56,7 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
         "the tree is mounted, but its init does not run: check the server's Minor_Versions and the tree's /sbin/init",
     ),
     (r"Kernel panic", "read the console log upwards from its end: the first error above the panic is the cause"),
-    (r"\(initramfs\)", "the initramfs stopped at its prompt: the lines above it show the cause"),
+    (r"\(initramfs\)", "the initramfs stopped at its prompt: read the console log above the prompt"),
 )
 
 _DEAD = re.compile(r"Kernel panic - not syncing.*|^\(initramfs\)\s*$", re.MULTILINE)
@@ -85,7 +85,7 @@ _EMULATIONS = {
 
 
 def program_of(architecture: str) -> str:
-    """Return the name of the program that emulates a board of an architecture; empty if there is none."""
+    """Return the name of the program that emulates boards with this architecture; empty if there is none."""
     return _EMULATIONS[architecture].program if architecture in _EMULATIONS else ""
 
 
@@ -188,7 +188,7 @@ class MachineSpec:
         if re.search(r"[\s,:\"']", self.nfs_path):
             raise UserError(
                 f"the path {self.nfs_path} is invalid on a kernel command line",
-                expected="a path without blanks, quotes, commas and colons",
+                expected="a path without spaces, quotes, commas or colons",
                 found=self.nfs_path,
                 fix="export to another folder: ./inv export-nfsroot --folder=PATH",
             )
@@ -208,9 +208,10 @@ class MachineSpec:
         return " ".join(words)
 
     def command(self, ssh_port: int, console: Path) -> list[str]:
-        """Return QEMU's command line, with SSH on loopback port ``ssh_port`` and the serial console in ``console``.
+        """Return QEMU's command line.
 
-        It contains only options that QEMU 7.2 and 10.0 interpret in the same way.
+        QEMU forwards the loopback port ``ssh_port`` to the guest's SSH server and writes the serial console to
+        ``console``. The command line contains only options that QEMU 7.2 and 10.0 interpret in the same way.
         """
         emulation = _EMULATIONS[self.architecture]
         drive = f"file={str(self.disk).replace(',', ',,')},if=none,id=card,format=raw"
@@ -285,8 +286,9 @@ class Machine:
     def wait_until_answers(self, limit_s: float) -> None:
         """Wait for the guest's SSH server.
 
-        QEMU itself accepts connections to the port, so the server's banner is also read. Raises BoardSilent after
-        ``limit_s``, or immediately after a kernel panic, an initramfs failure or QEMU's exit.
+        QEMU itself accepts connections to the port, so a connection is not enough: the server's banner is also read.
+        Raises BoardSilent after ``limit_s`` seconds, or immediately after a kernel panic, an initramfs failure or the
+        exit of QEMU.
         """
         deadline = time.monotonic() + limit_s
         while True:
@@ -356,7 +358,7 @@ def _console_text(console: Path) -> str:
 
 
 def console_tail(console: Path) -> str:
-    """Return the last lines of a serial console's log, as part of an error message."""
+    """Return the last lines of a serial console's log, formatted for an error message."""
     lines = _console_text(console).strip().splitlines()[-_TAIL_LINES:] or ["(no output)"]
     return "\n".join([f"end of its console ({console}):", *(f"      | {line}" for line in lines)])
 

@@ -10,5 +10,5 @@ FOLDER = Path(__file__).resolve().parent / "templates"
 
 
 def render(name: str, **values: object) -> str:
-    """Return the text of ``templates/NAME.j2`` with these values."""
+    """Return the text of ``templates/NAME.j2``, rendered with ``values``."""
     return templates.render(FOLDER / f"{name}.j2", values)

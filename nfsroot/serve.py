@@ -64,11 +64,11 @@ class NfsServer:
 
 
 def plugin_folder() -> Path:
-    """Return the folder with the server's back ends. Raises ProgramMissing if the one for local folders is absent."""
+    """Return the folder with the server's backends. Raises ProgramMissing if the one for local folders is absent."""
     for found in sorted(glob.glob("/usr/lib/*/ganesha/libfsalvfs.so")) + glob.glob("/usr/lib/ganesha/libfsalvfs.so"):
         return Path(found).parent
     raise ProgramMissing(
-        "the NFS server's back end for local folders is not installed",
+        "the NFS server's backend for local folders is not installed",
         expected="/usr/lib/*/ganesha/libfsalvfs.so",
         found="no such file",
         fix="apt-get install nfs-ganesha-vfs",
@@ -104,9 +104,9 @@ def ganesha_configuration(
 ) -> str:
     """Return the server's configuration.
 
-    ``privileged_port`` rejects clients on ports that ordinary users may use. ``clients`` are addresses or subnets.
-    ``major`` is the server's major version, which matters because a server rejects unknown settings. Writes to
-    ``read_only`` folders are refused.
+    With ``privileged_port``, the server rejects clients on ports that ordinary users may use. ``clients`` are addresses
+    or subnets. ``major`` is the server's major version, which matters because a server rejects unknown settings. Writes
+    to ``read_only`` folders are refused.
     """
     for folder in folders:
         if set(str(folder)) & set('"\\\n\r;?'):
@@ -263,7 +263,7 @@ def _locked_for_serving(tree: Path) -> Iterator[None]:
         f"an export is replacing {layout.tree}",
         expected="no running export",
         found="a lock",
-        fix="wait until it has finished",
+        fix="wait until the export has finished",
     )
     with files.held(layout.served, taken, shared=True):
         yield
@@ -303,8 +303,8 @@ def serve(
     ):
         if (first := unprivileged_port_start()) < _RESERVED:
             progress.warn(
-                f"every user of this PC may use ports from {first}: the server cannot distinguish them from "
-                f"root; run sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
+                f"every user of this PC may use ports from {first}, so the server cannot distinguish them from "
+                f"root: run sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
             )
         for line in _what_to_type(server, str(subnet), config.image.architecture):
             progress.say(line)

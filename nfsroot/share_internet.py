@@ -4,16 +4,16 @@
 two settings outside the table, which ``off`` restores:
 
 - ``net.ipv4.ip_forward``: its previous value is stored in the state file;
-- other programs' forward chains with policy drop, such as the Docker engine's: a drop verdict is final in netfilter,
-  even if another table accepts the packet. ``on`` adds accept rules for the subnet to each such chain and marks them
-  with a comment; ``off`` removes these rules.
+- other programs' forward chains with policy drop, such as the Docker engine's. netfilter drops a packet if any table
+  drops it, so accept rules in this project's table are not enough. ``on`` adds accept rules for the subnet to each such
+  chain and marks them with a comment; ``off`` removes these rules.
 
-A chain with policy accept and a final reject rule, such as firewalld's, is not changed, because an earlier rule may
-accept the subnet. The chain is reported as a possible cause of problems.
+``on`` does not change a chain with policy accept and a final reject rule, such as firewalld's, because an earlier rule
+may accept the subnet. ``status`` reports such a chain as a possible cause of problems.
 
 All rules are added in one nftables transaction and removed in another. If ``on`` fails or is interrupted, it reverts
-all changes. The state file is written before the first change, so that ``off`` can also undo the changes of a killed
-``on``. The state file is in /run, so a reboot removes it together with the rules.
+all changes. The state file is written before the first change, so that ``off`` can also undo the changes of an
+``on`` that was killed. The state file is in /run, so a reboot removes it together with the rules.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STATE = Path("/run/pitorch/share-internet.json")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _AGAIN = "./inv share-internet"
 _MATCHES_ALL = frozenset({"counter", "log", "reject", "drop", "jump", "goto"})
-"""The expressions of a rule that matches every packet."""
+"""A rule without other expressions than these matches every packet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +86,11 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
         kept = None
     first = kept is None
     if kept is None:
-        # Record the value only before this task's first change.
+        # Record ip_forward only before this task's first change, because afterwards the value is this task's own.
         kept = {"subnet": str(subnet), "uplink": uplink, "ip_forward": _FORWARD.read_text().strip()}
         write_text_atomically(state, json.dumps(kept) + "\n", mode=0o600)
     try:
-        # Existing rules without a state file may be for another subnet.
+        # If the state file is missing, existing rules may be for another subnet, so remove them.
         old = _deletions() if first else []
         closed = [chain for chain in _closed_chains() if first or not any(_is_ours(rule) for rule in _rules(chain))]
         ruleset = render(
@@ -160,9 +160,9 @@ def _set_forward(value: str) -> None:
     except OSError as fault:
         raise UserError(
             f"net.ipv4.ip_forward cannot be set to {value}",
-            expected=f"{_FORWARD} writable by root",
+            expected=f"{_FORWARD} is writable by root",
             found=fault.strerror or str(fault),
-            fix=f"ensure that sysctl net.ipv4.ip_forward={value} succeeds (a container needs --privileged)",
+            fix=f"make sysctl net.ipv4.ip_forward={value} succeed; if this is a container, start it with --privileged",
         ) from fault
 
 
@@ -187,23 +187,23 @@ def status(config: Config, *, state: Path = STATE) -> Sharing:
             refusing.append(name)
     if kept is not None or present:
         if not present:
-            problems.append(f"the table ip {TABLE} is missing (a firewall was reloaded): run {_AGAIN} on")
+            problems.append(f"the table ip {TABLE} is missing (perhaps a firewall was reloaded): run {_AGAIN} on")
         if kept is None:
             problems.append(
-                f"{state} is missing, so the previous ip_forward is unknown: run {_AGAIN} off and check the sysctl"
+                f"{state} is missing, so the previous ip_forward is unknown: run {_AGAIN} off, then check the sysctl"
             )
         if not forwards:
             problems.append(f"net.ipv4.ip_forward is 0: run {_AGAIN} on")
         problems += [f"the chain {name} drops forwarded packets: run {_AGAIN} on" for name in closed]
         problems += [
             f"the chain {name} rejects packets that none of its rules accepts: if the board has no connection, accept "
-            f"{subnet} there (firewalld: firewall-cmd --zone=trusted --add-source={subnet})"
+            f"{subnet} in it (firewalld: firewall-cmd --zone=trusted --add-source={subnet})"
             for name in refusing
         ]
         if not addresses:
             first = subnet.network_address + 1
             problems.append(
-                f"no interface has an address in {subnet}: ip address add {first}/{subnet.prefixlen} dev INTERFACE"
+                f"no interface has an address in {subnet}: run ip address add {first}/{subnet.prefixlen} dev INTERFACE"
             )
     return Sharing(
         on=present and kept is not None and forwards and not closed,
@@ -228,7 +228,7 @@ def find_uplink(subnet: ipaddress.IPv4Network) -> str:
             "this PC has no internet connection",
             expected="a default route",
             found="none",
-            fix="connect the PC; `ip route` must show a default route",
+            fix="connect the PC to the internet; `ip route` must show a default route",
         )
     best = min(usable, key=lambda route: int(route.get("metric", 0)))
     gateway = best.get("gateway")
@@ -236,8 +236,8 @@ def find_uplink(subnet: ipaddress.IPv4Network) -> str:
         raise UserError(
             "the board's subnet contains this PC's gateway, so there is nothing to translate",
             expected=f"a default route outside {subnet}",
-            found=f"{gateway} on {best['dev']}",
-            fix="set nfs.subnet to the subnet between PC and board; boards in the PC's network need no sharing",
+            found=f"a default route through {gateway} on {best['dev']}",
+            fix="set nfs.subnet to the subnet between PC and board; boards in this PC's own network need no sharing",
         )
     return str(best["dev"])
 

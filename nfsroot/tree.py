@@ -54,7 +54,7 @@ class TreeHash:
         top = os.fsencode(root)
         paths = list(_walk(top))
         done = 0
-        # Hashing releases the GIL, so reading and hashing overlap if there are two threads.
+        # Hashing releases the GIL, so with two threads, one can read while the other hashes.
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             chunks = [paths[start : start + 256] for start in range(0, len(paths), 256)]
             hashed = pool.map(lambda part: [_entry(top, path) for path in part], chunks)
@@ -225,7 +225,7 @@ def follow(root: Path, path: str) -> Path:
 
 
 def architectures_of(root: Path) -> list[str]:
-    """Return Debian's names of the architectures for which a root filesystem has a folder of libraries."""
+    """Return Debian's names of the architectures for which a root filesystem has a library folder."""
     return [row.debian for row in ARCHITECTURES.values() if follow(root, f"usr/lib/{row.gnu}").is_dir()]
 
 
@@ -241,7 +241,7 @@ def require_unmounted(folder: Path, purpose: str) -> None:
     if found := mounts_below(folder):
         raise InUse(
             f"{folder} cannot be {purpose}: something is mounted there",
-            expected="no mounts below it",
+            expected="no mount point at or below that folder",
             found=", ".join(found[:5]),
-            fix=f"umount -R {found[0]}",
+            fix=f"run umount -R {found[0]}",
         )

@@ -3,7 +3,7 @@
 ``docker export`` and ``docker cp`` return a container's tree with an additional /.dockerenv, an empty resolv.conf and a
 regular file at /dev/console. Two exact methods are used instead:
 
-- *overlay*, for root and a local engine that stores images with overlay2: the image's layer folders are mounted
+- *overlay*, if the user is root and a local engine stores images with overlay2: the image's layer folders are mounted
   read-only as an overlay in a private mount namespace and copied with ``cp -a``, without packing.
 - *layers*, in all other cases: the output of ``image save`` is written to disk layer by layer; then each layer's
   whiteouts are applied (OCI image-spec, layer.md) and its tar is unpacked. Memory use is constant.
@@ -103,9 +103,9 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
 
 
 def unpack(client: docker.DockerClient, source: SourceImage, destination: Path) -> str:
-    """Copy the image's tree to ``destination``, which must not exist; return the method.
+    """Copy the image's tree to ``destination``, which must not exist; return the method's name.
 
-    A full disk causes an OSError, or a CommandFailed with the program's output. Raises CommandFailed if the engine's
+    Raises OSError, or CommandFailed with a program's output, if the disk is full. Raises CommandFailed if the engine's
     stream is not an image, or EngineUnavailable if the connection to the engine is lost.
     """
     if source.layers:
@@ -133,13 +133,13 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
         links.mkdir()
         for number, folder in enumerate(source.layers):
             (links / str(number)).symlink_to(folder)
-        # An overlay needs two layers; an empty bottom layer changes nothing.
+        # An overlay needs at least two layers, so add an empty bottom layer, which changes nothing.
         (links / "e").mkdir()
         (scratch / "merged").mkdir()
         options = "ro,lowerdir=" + ":".join([*map(str, range(len(source.layers))), "e"])
         if len(options) > os.sysconf("SC_PAGE_SIZE") - 256:
             raise CommandFailed(
-                "the image has too many layers for one overlay mount", fix="rebuild it with fewer layers"
+                "the image has too many layers for one overlay mount", fix="rebuild the image with fewer layers"
             )
         with (
             progress.bar(f"copying {source.reference}", total=source.size, in_bytes=True) as bar,
@@ -210,7 +210,7 @@ def _reported_errors() -> Iterator[None]:
     except docker.errors.APIError as fault:
         raise CommandFailed(
             "the engine failed to export the image",
-            expected="a stream of its layers",
+            expected="a stream of the image's layers",
             found=" ".join(str(fault.explanation or fault).split())[:200],
             fix="read the engine's log, then try again",
         ) from fault
@@ -273,7 +273,7 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
         paths = [stored[name] for name in names]
     except (tarfile.TarError, LookupError, TypeError, ValueError) as fault:
         raise CommandFailed(
-            "the image stream of the engine is invalid",
+            "the engine's image stream is invalid",
             expected="a docker-archive with a manifest.json",
             found=f"{type(fault).__name__}: {fault}",
             fix="read the engine's log, then try again",
@@ -332,10 +332,10 @@ def apply_layer(layer: Path, root: Path) -> None:
 def _set_attributes(place: Path, values: Mapping[str, bytes]) -> None:
     """Set extended attributes, except where the file system does not support them.
 
-    The mode is set first, because of two properties of fakeroot (toolchain.fake_root). It does not intercept the call
-    with which tar creates a file, so the user cannot read a file whose mode forbids this; after a chmod that fakeroot
-    intercepts, the user can. It also loses the type of a file if an attribute is the first thing that is set, which is
-    the order in which tar works.
+    The mode is set first, because of two properties of fakeroot (toolchain.fake_root). First, fakeroot does not
+    intercept the call with which tar creates a file, so the user cannot read a file whose mode forbids this; after a
+    chmod that fakeroot intercepts, the user can. Second, fakeroot loses a file's type if an attribute is set before
+    anything else, as tar does.
     """
     mode = place.lstat().st_mode
     if not stat.S_ISLNK(mode):

@@ -1,1 +1,1 @@
-"""Card images: make one from the system image, and write one to a card."""
+"""Make card images from the system image, and write them to cards."""

@@ -1,6 +1,6 @@
 """Block maps (bmap 2.0): the blocks of an image that must be written, with their SHA-256.
 
-bmaptool reads these maps. It can also create them, but then leaves out all holes of a sparse file. However, a hole may
+bmaptool reads these maps. It can also create maps, but leaves out all holes in a sparse file. However, a hole may
 belong to blocks that the file system uses, such as an empty journal, and these must also be zero on the card. This
 module leaves out only the blocks that are free in the file system.
 """
@@ -47,7 +47,7 @@ class BlockMap:
 
 
 def measured(image: Path, mapped: Iterable[tuple[int, int]]) -> BlockMap:
-    """Return the map of an image in which the blocks ``mapped`` (first, last) must be written."""
+    """Return the map of an image. The ranges of blocks in ``mapped`` (first, last) must be written to the card."""
     ranges = []
     with image.open("rb") as stream:
         for first, last in _split(mapped):
@@ -84,7 +84,7 @@ def text_of(found: BlockMap) -> str:
 
 
 def read(path: Path) -> BlockMap:
-    """Read a map that ``text_of`` made. Raises ArtefactDamaged if the file is not a block map, or has been changed."""
+    """Read a map that ``text_of`` made. Raises ArtefactDamaged if the file is not a block map or was changed."""
     text = path.read_text(errors="replace")
     claimed = re.search(r"<BmapFileChecksum> ([0-9a-f]{64}) <", text)
     whole = text.replace(claimed[1], _NO_CHECKSUM, 1) if claimed else ""

@@ -87,7 +87,7 @@ def _user(sd: SdConfig) -> Mapping[str, Any]:
 
 
 def network_config(sd: SdConfig) -> str:
-    """Return the content of ``network-config`` in Raspberry Pi Imager's form, or an empty string without Wi-Fi."""
+    """Return the content of ``network-config`` in Raspberry Pi Imager's form; empty if ``sd`` names no Wi-Fi."""
     if not sd.wifi_name:
         return ""
     point = {"password": sd.wifi_psk} if sd.wifi_psk else {}

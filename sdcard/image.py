@@ -5,7 +5,7 @@ All identifiers are derived from the hash of the image's tree, and all times fro
 makes the root from a tarball; genimage and mtools make the boot partition and the partition table. These programs are
 extracted packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's programs.
 
-Root is not required. For an ordinary user, the part that sets the files' owners runs under fakeroot
+Root privileges are not required. For an ordinary user, the part that sets the files' owners runs under fakeroot
 (toolchain.fake_root); the image is the same.
 
 The products are in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
@@ -57,7 +57,7 @@ ROOT_START = (BOOT_START_MIB + BOOT_MIB) << 20
 """The offset of the root's file system, in bytes."""
 
 _ROOT_FREE_MIB = 128
-"""The free space in the root for cloud-init, which writes there before the first boot enlarges the root."""
+"""The free space in the root for cloud-init, which writes there before it enlarges the root's file system."""
 _JOURNAL_MIB = 16
 _INODE_RATIO = 16384
 _LAYOUT = """\
@@ -93,14 +93,14 @@ _XZ = ("--threads=2", "--block-size=16MiB", "-3")
 
 @dataclass(frozen=True)
 class Folder:
-    """The products in a folder."""
+    """The paths of the products in ``place``."""
 
     place: Path
     name: str
 
     @classmethod
     def of(cls, config: Config) -> Folder:
-        """The folder for this configuration."""
+        """Return the folder for this configuration."""
         return cls(config.target_root / "sd", f"{config.image.name.replace('/', '-')}-{config.image.label}")
 
     @property
@@ -110,7 +110,7 @@ class Folder:
 
     @property
     def bmap(self) -> Path:
-        """Its block map."""
+        """The image's block map."""
         return self.place / f"{self.name}.bmap"
 
     @property
@@ -130,7 +130,7 @@ class Folder:
 
     @property
     def manifest(self) -> Path:
-        """The manifest; written last."""
+        """The manifest, which is written last."""
         return self.place / f"sd{MANIFEST_SUFFIX}"
 
 
@@ -144,11 +144,11 @@ class Identifiers:
         return hashlib.sha256(f"{purpose} {self.seed}".encode()).digest()
 
     def number(self, purpose: str) -> str:
-        """Eight hex digits."""
+        """Return the identifier for a purpose as eight hex digits."""
         return self._digest(purpose)[:4].hex()
 
     def uuid(self, purpose: str) -> str:
-        """A UUID."""
+        """Return the identifier for a purpose as a UUID."""
         return str(uuid.UUID(bytes=self._digest(purpose)[:16], version=4))
 
 
@@ -170,7 +170,7 @@ def build(config: Config) -> Manifest:
         f"another run is making the card image in {folder.place}",
         expected="one run at a time",
         found="a lock",
-        fix="wait until it has finished",
+        fix="wait until the other run has finished",
     )
     needed = 3 * (source.size >> 20) + BOOT_MIB + _ROOT_FREE_MIB
     files.require_space(folder.place, needed, "the card image")
@@ -211,7 +211,7 @@ def _room(folder: Path) -> Iterator[None]:
 
 
 def ready_tools(config: Config) -> Tools:
-    """Return the programs, extracted if necessary. Raises the failed step's UserError."""
+    """Extract the programs if necessary, and return them. Raises the failed step's UserError."""
     with Context(for_all_targets(config, TOOLS_SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.card_job(context)
         pipeline.execute(pipeline.plan())
@@ -386,7 +386,7 @@ def _used_blocks(dumped: str, total: int) -> Iterator[tuple[int, int]]:
 
 
 def _assemble(image: Path, root: Path, boot: Path, tools: Tools, ids: Identifiers) -> None:
-    """Make the image of the partition table, the boot partition and the root, and remove the root's own image."""
+    """Assemble the image from the partition table, the boot partition and the root, and remove the root's own image."""
     for path in boot.iterdir():
         os.utime(path, (tools.epoch, tools.epoch))
     layout = image.with_name("layout.cfg")

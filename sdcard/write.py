@@ -25,7 +25,7 @@ _BLKFLSBUF = 0x1261
 
 @dataclass(frozen=True)
 class Written:
-    """A finished card: the device, the bytes that were written and read back, and the duration."""
+    """A finished card: the device, the number of bytes written and read back, and the duration."""
 
     device: Path
     size: int
@@ -51,7 +51,7 @@ def write_card(config: Config, device: Path, *, removable: bool = True) -> Writt
         process.run(
             [program, "copy", "--bmap", folder.bmap, folder.image, device],
             limit_s=_LIMIT_S,
-            fix="if the card was removed or is worn out, try another card",
+            fix="insert the card again, or use another card: this one may be worn out",
         )
     with progress.step(f"read {device} back"):
         _compare(device, blocks)
@@ -71,7 +71,7 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
     if listed["type"] not in ("disk", "loop"):
         raise UserError(
             f"{device} is not a whole device",
-            expected="a device with all its partitions",
+            expected="a whole device, which contains all its partitions",
             found=f"type {listed['type']}",
             fix=f"pass the whole device that contains it; {names}",
         )
@@ -79,7 +79,7 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
     if mounted:
         raise InUse(
             f"{device} is in use and is not overwritten",
-            expected="no mounted partition and no swap space on it",
+            expected="no mounted partition or swap space on it",
             found=", ".join(mounted),
             fix=f"if this is the right device, run umount {mounted[0]}",
         )

@@ -31,7 +31,7 @@ RULE = (
     "Executed instructions of the second call, in QEMU, with one thread. When a block starts, all its "
     "instructions are counted; a conditional instruction counts whether or not its condition holds. "
     f"MODEL: llvm-mca estimates the cycles of the {model.BLOCKS} hottest blocks on {model.CPU}, each in a loop and "
-    "with all data in the L1 cache. The sum is scaled to all instructions; not measured on hardware."
+    "with all data in the L1 cache. The sum is scaled to all instructions. It was not measured on hardware."
 )
 IMPORT = "import torch"
 _SCRIPT = Path(__file__).resolve().parent / "workloads.py"
@@ -58,9 +58,9 @@ class Row:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Count the workloads' instructions with the image's wheel, and with the wheel ``workspace.against``.
+    """Count the workloads' instructions with the image's wheel and, if given, the wheel ``workspace.against``.
 
-    Raises PlatformMismatch for another target, ArtefactMissing if a wheel is missing, and CommandFailed.
+    Raises PlatformMismatch for a target other than armhf, ArtefactMissing if a wheel is missing, and CommandFailed.
     """
     config = workspace.user
     if config.image.target.debian != "armhf":
@@ -76,7 +76,7 @@ def measure(workspace: Workspace) -> Result:
             "the wheel to compare with is missing",
             expected="--against with the path of a torch wheel",
             found=f"no file {against}",
-            fix="give the path of an existing wheel",
+            fix="pass the path of an existing wheel to --against",
         )
     require_root("to unpack the root filesystem and the tools", "./inv bench --name=cpu")
     tools = cpu_tools.ready(config)

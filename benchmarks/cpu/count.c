@@ -208,7 +208,7 @@ EXPORT int qemu_plugin_install(qemu_plugin_id_t id, const void *info, int argc, 
     wide = !strcmp(*(const char *const *)info, "aarch64");
     close_call = wide ? 57 : 6;
     if (argc != 1 || strncmp(argv[0], "out=", 4) != 0 || !(out = fopen(argv[0] + 4, "we"))) {
-        fprintf(stderr, "count.so: expected out=FILE, a file that can be written\n");
+        fprintf(stderr, "count.so: expected the argument out=FILE, where FILE is writable\n");
         return -1;
     }
     owner = getpid();

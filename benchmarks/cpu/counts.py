@@ -1,4 +1,4 @@
-"""Compile the plugin ``count.c``, run a program with it, and read the counts."""
+"""Compile the plugin ``count.c``, and read the counts that it writes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def read(path: Path) -> dict[int, Region]:
         raise CommandFailed(
             "the program exited before its list of blocks was complete",
             expected=f"a complete list of blocks in {path}",
-            found=f"{len(lines)} lines, without the last one",
+            found=f"{len(lines)} lines, the last of which is not 'end'",
             fix="read the program's output in the log",
         )
     executed: dict[int, dict[int, int]] = {}

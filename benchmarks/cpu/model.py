@@ -1,4 +1,4 @@
-"""Cycles of the hottest blocks, estimated by llvm-mca.
+"""Estimate the cycles of the hottest blocks with llvm-mca.
 
 LLVM has no scheduling model that llvm-mca can use for 32-bit code on the Cortex-A53 and the Cortex-A7. Its model of the
 similar Cortex-R52 lacks NEON instructions. LLVM has a model of the Cortex-A57, which it also uses for the Cortex-A72 of
@@ -35,7 +35,7 @@ class Modelled:
 
     @property
     def total(self) -> float:
-        """The cycles of all instructions, if the others take as many cycles on average as the modelled ones."""
+        """The cycles of all instructions, assuming that the others take as many on average as the modelled ones."""
         return self.cycles / self.share
 
 

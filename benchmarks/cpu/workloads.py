@@ -22,7 +22,7 @@ MARK = 0x43500000
 
 
 def mark(region: int) -> None:
-    """Start a region, or end the current one (``region`` is 0), by an invalid system call that the plugin detects."""
+    """Start a region, or end the current one if ``region`` is 0. The plugin detects the invalid system call."""
     with contextlib.suppress(OSError):
         os.close(MARK + region)
 
@@ -88,7 +88,7 @@ def conv_bn_relu(
 
 
 def resnet18() -> nn.Module:
-    """ResNet18 (He et al., 2015)."""
+    """Return ResNet18 (He et al., 2015)."""
     layers: list[nn.Module] = [
         nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()),
         nn.MaxPool2d(3, 2, 1),
@@ -101,7 +101,7 @@ def resnet18() -> nn.Module:
 
 
 def mobilenet_v2(relu: type[nn.Module] = nn.ReLU6) -> nn.Module:
-    """MobileNetV2 (Sandler et al., 2018)."""
+    """Return MobileNetV2 (Sandler et al., 2018)."""
     layers: list[nn.Module] = [conv_bn_relu(3, 32, 3, relu, 2)]
     width = 32
     table = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))

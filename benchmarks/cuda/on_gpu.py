@@ -98,7 +98,7 @@ def build(architectures: str, folder: Path, log: Path) -> Path:
 
 
 def tests(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, Any]:
-    """Run the whole suite; return how many tests passed, failed and were skipped, and why."""
+    """Run the whole suite; return the numbers of tests by result, and the reasons for the skips."""
     report = out / "tests.xml"
     argv = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider"]
     argv += ["-q", "-rs", "-W", "error", f"--junitxml={report}", str(TESTS)]

@@ -32,7 +32,7 @@ extern "C" __global__ void plain_add(float* c, const float* a, const float* b, i
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) c[i] = a[i] + b[i];
 }
 """
-"""The column ``plain kernel`` in the tables: 32-bit indices, and one block of 1024 threads for 1024 elements."""
+"""The kernel in the column ``plain kernel``: it uses 32-bit indices, and a block of 1024 threads per 1024 elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Comparison:
     microseconds: Mapping[str, float]
     spread: Mapping[str, tuple[float, float]]
     ratios: Mapping[str, tuple[float, float, float]]
-    """The operator's time divided by that of each other candidate, per round: 10th, 50th and 90th percentile."""
+    """By other candidate: 10th, 50th and 90th percentile, over all rounds, of the operator's time / the candidate's."""
     moved: int = 0
     skipped: Mapping[str, str] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ def by_events(call: Callable[[], object], calls: int) -> float:
 
 
 def by_graph(call: Callable[[], object], calls: int) -> float:
-    """Measure the microseconds per call in a CUDA graph of ``calls`` calls, each shorter than its launch."""
+    """Measure the microseconds per call in a CUDA graph of ``calls`` calls that take less time than their launch."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -297,7 +297,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Measure the host time per call to the other operators. A matrix of few long rows uses many threads."""
+    """Measure the host time per call to the other operators. A matrix with few long rows needs many threads."""
     import torch
 
     ops = torch.ops.cuda_ops

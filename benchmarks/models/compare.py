@@ -1,4 +1,4 @@
-"""The benchmark ``models``: instructions per model when compiled by TVM, and in eager PyTorch in float32 and int8."""
+"""The benchmark ``models``: instructions per model, compiled by TVM and in eager PyTorch (float32 and int8)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WIDTH = 118
 
 @dataclass(frozen=True)
 class Cell:
-    """The measurements of a model that was run in one of three ways. ``reason`` states why it was not run."""
+    """The measurements of a model in one of the ways in ``HOW``. If it was not run, ``reason`` states why."""
 
     instructions: int = 0
     seconds: float = 0.0

@@ -105,7 +105,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 
 
 def small_recipe(folder: Path) -> Recipe:
-    """Copy the extension's recipe; its C++ sources are replaced by a module, or by a function for other sources."""
+    """Copy the extension's recipe, with small C++ sources: a module in place of each module, otherwise a function."""
     data = recipe.load("qpu_ops")
     shutil.copytree(data.folder, folder, ignore=shutil.ignore_patterns("__pycache__", "build"))
     for path in (folder / "csrc").rglob("*.cpp"):

@@ -30,7 +30,7 @@ DEVICE_PYTEST = (
     *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-v"),
     *(f"--confcutdir={ROOT / 'tests' / 'device'}", str(ROOT / "tests" / "device")),
 )
-"""The command line that runs the device suite; it lacks the environment (``--lg-env``)."""
+"""The command line that runs the device suite, to which the caller adds labgrid's environment (``--lg-env``)."""
 
 # A name server that returns the same address for every name.
 NAME_SERVER = """
@@ -90,7 +90,7 @@ def write_suite(folder: Path, **tests: str) -> Path:
 class Board:
     """A running virtual machine, with SSH access like a real board.
 
-    Commands of tests share a connection through the socket ``control``, because a login takes seconds in QEMU.
+    The tests' commands share a connection through the socket ``control``, because a login takes seconds in QEMU.
     """
 
     config: Config
@@ -101,7 +101,7 @@ class Board:
 
     @property
     def host(self) -> str:
-        """Return the value of ``--host``."""
+        """The value for ``--host``."""
         return f"root@127.0.0.1:{self.machine.ssh_port}"
 
     def command(self, *words: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""An attack on an NFS server by an ordinary user of the PC: become root through a setuid program in the tree.
+"""Attack an NFS server: an ordinary user of the PC tries to become root through a setuid program in the tree.
 
     python3 intruder.py ADDRESS PORT TREE PROGRAM
 
@@ -22,7 +22,7 @@ _CONTENT = b"written by an ordinary user"
 
 
 class Server:
-    """An NFSv4 client with libnfs (from the package libnfs-utils)."""
+    """An NFSv4 client based on libnfs (from the package libnfs-utils)."""
 
     def __init__(self, address: str, port: str, tree: str) -> None:
         self._library = ctypes.CDLL(ctypes.util.find_library("nfs"))

@@ -16,7 +16,7 @@ from toolchain.config import ROOT
 
 @contextlib.contextmanager
 def limited_group(mib: int) -> Iterator[Path]:
-    """Create the cgroup, with a child that has no limit; yield its folder."""
+    """Create the cgroup, with a child that has no limit; yield the cgroup's folder."""
     version_1 = Path("/sys/fs/cgroup/memory")
     root, limit = (version_1, "memory.limit_in_bytes") if version_1.is_dir() else (version_1.parent, "memory.max")
     group = root / f"pitorch-test-{os.getpid()}"

@@ -9,7 +9,7 @@ CLANG_TIDY_LEFT_OUT = (
     pytest.param(f"{_INCLUDE},-clang-analyzer-*", id="syntax"),
     pytest.param(_INCLUDE, id="analyzer", marks=pytest.mark.expensive),
 )
-"""The values of --checks. The analyzer, which follows paths through functions, takes two thirds of the time."""
+"""Values of clang-tidy's --checks. The analyzer follows paths through functions; it takes two thirds of the time."""
 
 LIBQPU_OPTIONS = ("-DBUILD_TESTING=ON", "-DQPU_WARNINGS_AS_ERRORS=ON")
 """CMake's options for libqpu in the tests. With other options, its objects would be compiled again."""

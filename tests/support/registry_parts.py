@@ -121,7 +121,7 @@ def command_lines() -> Iterator[set[str]]:
 
 
 def for_arm64(config: Config) -> Config:
-    """Return the same configuration for another architecture."""
+    """Return the same configuration for arm64."""
     return dataclasses.replace(config, image=dataclasses.replace(config.image, architecture="arm64"))
 
 
@@ -215,7 +215,7 @@ def unfinished_uploads(registry: Registry) -> list[Path]:
 
 
 def outside_address() -> str:
-    """Return a non-loopback address of this machine, where engines do not accept insecure registries."""
+    """Return a non-loopback address of this machine, at which engines do not accept insecure registries."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # documentation network (RFC 5737); nothing is sent
@@ -245,7 +245,7 @@ def make_certificate(folder: Path, *addresses: str) -> tuple[Path, Path]:
 
 
 class Proxy:
-    """A TCP relay to a registry that counts bytes, and can be slow or close connections.
+    """A TCP relay to a registry that counts bytes, and can slow down or close connections.
 
     ``watch`` receives every block from a client and the number of client bytes so far. If it returns true, all
     connections are closed.
@@ -261,7 +261,7 @@ class Proxy:
         self.watch: Callable[[bytes, int], bool] = lambda _block, _sent: False
         self.sent = 0
         self.cuts = 0
-        # Otherwise, a slow relay buffers megabytes. The size must be set before listening.
+        # Without a small buffer, a slow relay would buffer megabytes. The size must be set before listening.
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * KIB)
         self._listener.bind(("127.0.0.1", 0))

@@ -22,7 +22,7 @@ class Bessel(nn.Module):  # type: ignore[misc]
 
 
 def same() -> Any:
-    """Return a model of integers, one of whose outputs is the unchanged input."""
+    """Return a model of integers that also returns its unchanged input."""
 
     class Same(nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:
@@ -89,7 +89,7 @@ def large_and_wrong() -> Any:
 
 
 def empty() -> Any:
-    """Return a model with an input and an output without elements, each followed by one with elements."""
+    """Return a model whose first input and first output have no elements, unlike the second ones."""
 
     class Empty(nn.Module):  # type: ignore[misc]
         def forward(self, rows: Any, x: Any) -> Any:
@@ -103,7 +103,7 @@ def topk() -> Any:
 
 
 def refused() -> Any:
-    """Return a model with an operator that TVM's importer supports, but not with an offset."""
+    """Return a model with an operator that TVM's importer supports only without an offset."""
     return Calls(lambda x: torch.as_strided(x, (2,), (1,), 1) + 1), (torch.randn(4),)
 
 

@@ -55,7 +55,7 @@ class Package:
 
 
 class StandIn:
-    """An archive of one suite, with the origin that its index names."""
+    """An archive in ``folder``. Its indices state ``origin``."""
 
     def __init__(self, folder: Path, origin: str) -> None:
         self.folder = folder

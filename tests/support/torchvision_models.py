@@ -1,4 +1,4 @@
-"""Networks of torchvision with random weights for profile-remote, named as MODULE:FUNCTION."""
+"""torchvision networks with random weights for profile-remote, named as MODULE:FUNCTION."""
 
 from __future__ import annotations
 

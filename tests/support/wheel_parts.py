@@ -52,7 +52,7 @@ FOR_OTHER_MACHINES: list[tuple[dict[str, bytes], str, type[Exception], str]] = [
     ({"a.so": elf(EM_ARM, flags=HARD)}, "cp313-cp313-linux_armv7l", WheelUnusable, "does not have .ARM.attributes"),
     ({"a.so": elf(EM_AARCH64, bits=64)}, "cp313-cp313-linux_armv7l", PlatformMismatch, "EM_AARCH64"),
 ]
-"""Contents and tag of a wheel that the audit of an armhf recipe rejects; the error and a part of its message."""
+"""Wheels that the audit of an armhf recipe rejects: their contents and tag, the error, and a part of its message."""
 
 
 def digest(content: bytes) -> str:

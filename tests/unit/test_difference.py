@@ -129,7 +129,7 @@ def test_other_json_is_refused(tmp_path: Path, content: str) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tar")
-    with pytest.raises(UserError, match="cannot be read as a system"):
+    with pytest.raises(UserError, match="is not a readable root filesystem"):
         compare(tmp_path / "text", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="is not a root filesystem"):
