@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from preloaded_workers import preloaded_workers
 
 from benchmarks.models import compare
 from device.remote import comparing, eager, environment, loader_session, models, servers, targets
@@ -30,7 +31,7 @@ SUPPORT = Path(__file__).parent.parent / "support"
 @pytest.fixture(scope="module", autouse=True)
 def tvm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[environment.TvmEnvironment]:
     made = environment.ready_for_models(product_config)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, preloaded_workers(tmp_path_factory.mktemp("preloaded")):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # where the models' parameters are kept
         yield made
 

@@ -1,0 +1,43 @@
+"""Runs the workers of profile-remote in forked processes of an interpreter that has already imported TVM and PyTorch.
+
+Without this, each worker would import them again, which takes longer than compiling a small model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from device.remote.environment import TvmEnvironment
+from toolchain import process
+from toolchain.config import ROOT
+
+MODULES = ("tvm.relax.frontend.torch", "torch._dynamo", "torch.export")
+
+
+@contextlib.contextmanager
+def preloaded_workers(folder: Path) -> Iterator[None]:
+    """Start workers with pitorch.preloaded, whose server uses ``folder``. The server is stopped at the end."""
+    path = os.pathsep.join
+
+    def preloaded(environment: TvmEnvironment, *words: str) -> list[str]:
+        packages = path([environment.variables["PYTHONPATH"], str(ROOT / "libqpu" / "python")])
+        variables = [f"XDG_RUNTIME_DIR={folder}", f"PYTHONPATH={packages}"]
+        return ["env", *variables, sys.executable, "-m", "pitorch.preloaded", *words]
+
+    def command(environment: TvmEnvironment, module: str, *words: str) -> list[str]:
+        used.append(environment)
+        code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        return preloaded(environment, *(f"--import={name}" for name in MODULES), "-c", code, *words)
+
+    used: list[TvmEnvironment] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TvmEnvironment, "command", command)
+        yield
+    if used:
+        process.run(preloaded(used[-1], "--stop"), limit_s=60)
