@@ -172,7 +172,7 @@ def _probe_table(probed: Probed, cpu: Cpu) -> Table:
 
 
 def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
-    """Audit a wheel for a CPU, whose architecture replaces the configured one.
+    """Audit a wheel for a CPU. The architecture of this CPU overrides the configured one.
 
     ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU,
     PlatformMismatch for a wheel that is not for the target, SourceUnavailable, NetworkUnreachable, WheelUnusable, and

@@ -89,9 +89,9 @@ def export(
     If only a tarball is given, no folder is written. With ``fix=False``, the tree is exported without the audit's
     fixes. ``role`` selects another of the target's images, such as ``rootfs``.
 
-    Raises RootNeeded, EngineUnavailable, ArtefactMissing if there is no image, PlatformMismatch, InUse if another
-    export or a server uses the tree or something is mounted in it, DiskFull, and UserError if the destination was not
-    created by an export or cannot be written.
+    Raises RootNeeded, EngineUnavailable, PlatformMismatch and DiskFull; ArtefactMissing if there is no image; InUse if
+    another export or a server uses the tree, or if something is mounted in it; UserError if the destination was not
+    created by an export or cannot be written to.
     """
     process.require_root("to set the files' owners", _AGAIN)
     began = time.monotonic()

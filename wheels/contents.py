@@ -1,7 +1,8 @@
 """Look up the packages that contain files that a build did not find, in the archive's Contents indices.
 
-An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is downloaded when a build first lacks a file, and again
-after the package lists were updated. It is used only for messages; packages are installed from the verified lists.
+An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is downloaded the first time that a build does not find a
+file, and again after each update of the package lists. It is used only for messages; packages are installed from the
+verified lists.
 """
 
 from __future__ import annotations

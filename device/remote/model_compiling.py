@@ -282,7 +282,7 @@ def _missing_operators(exported: Any) -> list[str]:
 
 
 def _places(name: str, exported: Any) -> str:
-    """The places that call the operator after which TVM named a function, as " (…)"; empty if they are unknown.
+    """The places in the model that call the operator of a TVM function, as " (…)"; an empty string if they are unknown.
 
     TVM uses one function for all calls with the same shapes, so there can be several places.
     """
