@@ -238,7 +238,7 @@ def require_owned(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(
             f"{folder} would be replaced, but pitorch did not create it",
-            expected="no such path, or a folder that pitorch created",
+            expected="a path that does not exist, or a folder that pitorch created",
             found="a file",
             fix="name another folder, or move the file away yourself",
         )

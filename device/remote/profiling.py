@@ -193,7 +193,9 @@ def require_sane(timing: Timing, size: int) -> None:
                 found=str(getattr(timing, name)),
             )
     if size < 0:
-        raise UserError("the size is negative", expected="--size of 1 or more (0: the kernel's own)", found=str(size))
+        raise UserError(
+            "the size is negative", expected="--size of at least 1, or 0 for the kernel's own size", found=str(size)
+        )
 
 
 def device_of(config: Config, target: Target, name: str) -> Address:

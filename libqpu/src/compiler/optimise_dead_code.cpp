@@ -14,7 +14,7 @@ using ir::Value;
 
 namespace {
 
-// Returns the value that finally replaces v. Compresses the paths in `replaced`.
+// Returns the last value in the chain of replacements of v. Compresses the paths in `replaced`.
 Value resolve(std::vector<Value>& replaced, Value v) {
   Value last = v;
   while (replaced[last] != kNone) last = replaced[last];
