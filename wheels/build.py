@@ -203,8 +203,8 @@ def packages_of(sonames: Iterable[str], listing: Path) -> dict[str, str]:
 
 
 def libraries_text(sonames: Sequence[str], owners: Mapping[str, str]) -> str:
-    """Return text that lists the packages to install on the board, their libraries, and the libraries whose package is
-    unknown.""" by_package: dict[str, list[str]] = {}
+    """Return the command that installs the packages of the libraries, and the libraries whose package is unknown."""
+    by_package: dict[str, list[str]] = {}
     for name in sonames:
         by_package.setdefault(owners.get(name, ""), []).append(name)
     unknown = by_package.pop("", [])
