@@ -273,7 +273,7 @@ def test_deployment_during_an_export_is_refused(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     with layout.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(InUse, match="exporting or deploying"):
+        with pytest.raises(InUse, match="another export or deployment is writing"):
             deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
 
 
