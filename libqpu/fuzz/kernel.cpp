@@ -6,8 +6,8 @@
 // interpreter reports an error, the emulator may report one too, or may continue if no instruction
 // performs the check.
 //
-// Half of the inputs become valid kernels with 30 to 120 live vectors instead (pressure.hpp). These
-// kernels must compile, and their results must equal those of plain C++.
+// Half of the inputs instead become valid kernels with 30 to 120 live vectors (pressure.hpp). These
+// kernels must compile, and their results must equal those that plain C++ computes.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

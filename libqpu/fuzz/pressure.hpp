@@ -1,6 +1,6 @@
 // Generates a kernel with many live vectors from bytes, and checks it. The kernel is compiled at
 // every optimisation level and runs on the emulator and on the interpreter. The kernel's results
-// are compared with those of plain C++.
+// are compared with those that plain C++ computes.
 #ifndef QPU_FUZZ_PRESSURE_HPP
 #define QPU_FUZZ_PRESSURE_HPP
 
@@ -21,7 +21,7 @@ namespace fuzz::pressure {
 
 struct Outcome {
   std::string fault;  // a description of the failure, or "" if there is none
-  // The clocks in the emulator's model, indexed by level: with the kernel's number of QPUs, and with one QPU.
+  // Clocks in the emulator's model, indexed by level: `clocks` with the kernel's QPU count, `clocksOnOne` with one QPU.
   std::array<std::uint64_t, 3> clocks{}, clocksOnOne{};
   std::array<std::uint32_t, 3> spillBytes{};
 };

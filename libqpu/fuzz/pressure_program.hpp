@@ -29,7 +29,7 @@ enum class Op : std::uint8_t {
 };
 
 // The functions that Op::Special applies to the low bits of its operand. Their results are exact,
-// because they do not depend on the last bits of the special function unit's results.
+// because they do not depend on the low bits of the special function unit's results.
 enum SpecialKind : std::uint8_t { kRecip, kRootRecip, kExponential, kLogarithm, kSpecialKinds };
 
 struct Expression {
@@ -40,7 +40,7 @@ struct Expression {
 
 enum class Kind : std::uint8_t {
   Declare, Assign,        // assigns `expression` to variable `target`
-  If, Where,              // use `expression`, body and other
+  If, Where,              // use `expression`, `body` and `other`
   // Counts variable `target` down from `expression`, in a While loop if `variant` is 0, and in a
   // For loop otherwise.
   Loop,

@@ -106,9 +106,9 @@ QPU_C_API int qpu_program_run_raw(qpu_program *program, int qpus, const uint32_t
 QPU_C_API void qpu_program_profile(qpu_program *program, int on);
 
 /* Statistics of a run on the emulator. The statistics come from the emulator's model of a board and
- * were not measured on hardware. All values except `clocks` and `seconds` are sums over the QPUs.
- * `seconds` is the time that the kernel alone takes. The last two members are the additional times
- * that `launches` launches take on vc4-registers and on vc4-mailbox. */
+ * were not measured on hardware. The members up to `memory_write_bytes`, except `clocks`, are sums
+ * over the QPUs. `seconds` is the time that the kernel alone takes. The last two members are the
+ * additional times that `launches` launches take on vc4-registers and on vc4-mailbox. */
 struct qpu_cycles {
   uint64_t instructions;
   uint64_t clocks;

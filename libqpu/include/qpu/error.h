@@ -70,7 +70,7 @@ class QPU_API BoundsError : public ExecutionError {
   BoundsError& operator=(const BoundsError&) = default;
   ~BoundsError() noexcept override;
 
-  // The first bus address of the access that lies outside all SharedArrays.
+  // The first of the accessed bus addresses that lies outside all SharedArrays.
   std::uint32_t address() const noexcept;
 };
 

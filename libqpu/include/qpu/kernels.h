@@ -9,7 +9,7 @@
 // same range as an input. No other ranges may overlap.
 //
 // The arithmetic is that of the kernel language (docs/libqpu.md, "Arithmetic"). Error bounds are
-// in units in the last place (ulp) and assume the interpreter's rounding.
+// given in units in the last place (ulp) and assume the interpreter's rounding.
 #ifndef QPU_KERNELS_H
 #define QPU_KERNELS_H
 

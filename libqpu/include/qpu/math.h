@@ -1,7 +1,7 @@
 // Functions that consist of operations in the kernel language. Each call is expanded inline, like a
-// macro. Errors are in units in the last place (ulp) and assume the interpreter's rounding. The
-// error bounds hold for special function units whose relative error is at most 1e-3. This limit is
-// ten times the tolerance of the published hardware tests.
+// macro. Errors are given in units in the last place (ulp) and assume the interpreter's rounding.
+// The error bounds hold for special function units whose relative error is at most 1e-3. This limit
+// is ten times the tolerance of the published hardware tests.
 #ifndef QPU_MATH_H
 #define QPU_MATH_H
 

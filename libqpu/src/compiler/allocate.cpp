@@ -58,8 +58,8 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
   std::vector<Place> homes(n, kNowhere);
   std::vector<Bits> taken(kR0, Bits(blocks));
   // The number of reads by each pipe (ADD and MUL) from each register file (A and B). Two
-  // operations can issue together only if one pipe reads from one file and the other pipe reads
-  // from the other file.
+  // operations that each read a register can issue together only if the two pipes read from
+  // different register files.
   std::array<std::array<std::uint64_t, 2>, 2> load{};
   // The vectors that are read most often are assigned first. The other vectors are distributed
   // evenly between the two files.

@@ -160,7 +160,7 @@ void MemoryLowering::store(const Statement& s, Value value, Value address, Value
   Value& setup = c_.hidden(Hidden::StoreSetup);
   Value word = setup;
   if (limit != kNone) {
-    // Reduces the number of words in the setup from 16 by the number of words that are not stored.
+    // Subtracts the number of words that are not stored from the 16 words in the setup.
     const Value missing =
         c_.builder.alu(AddOp::Sub, c_.builder.constant(16), limit);
     word = c_.builder.alu(

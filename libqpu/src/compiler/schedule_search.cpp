@@ -83,8 +83,8 @@ void ScheduleSearch::reduceStalls(const Graph& graph, ScheduleOptions options, S
   tryOrder(graph, Receives::Early, true, window);
   tryOrder(graph, Receives::Early, false, 1);  // source order
   if (inFlight_.fewest[b][0] + inFlight_.fewest[b][1] == 0) return;
-  // The loop is a software pipeline: each iteration receives the results that the previous
-  // iteration requested.
+  // The loop is software-pipelined: each iteration receives the results that the previous iteration
+  // requested.
   Graph early = graph;
   prioritiseRequests(early);
   tryOrder(early, Receives::AfterRequests, false, window);

@@ -33,7 +33,7 @@ constexpr std::uint32_t kLoadEngine = 12;  // number of an actor; QPUs have the 
 constexpr std::uint32_t kStoreEngine = 13;
 
 // The reason why the words of a gather must not be used. An unused vector is not an error, because
-// software pipelines fetch one vector more than they use.
+// software-pipelined loops fetch one vector more than they use.
 struct Poison {
   enum class Kind : std::uint8_t {
     Outside,

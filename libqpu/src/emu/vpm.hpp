@@ -14,7 +14,7 @@ constexpr std::uint32_t kVpmRows = 64;
 constexpr std::uint32_t kVpmColumns = 16;
 constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 
-// Assumptions that a test on a board can confirm. Each line gives an assumption and, after the
+// Assumptions that a test on a board can confirm. Each item states an assumption and, after the
 // colon, the test:
 // - Reads of 8 or 16 bits are zero-extended: write 0xffffffff, read laned bytes.
 // - DMA of 8 or 16 bits fills consecutive bytes or halfwords in the words from X on, and starts

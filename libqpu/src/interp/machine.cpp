@@ -23,8 +23,8 @@ constexpr int kSemaphoreMost = 15;
 constexpr std::uint32_t kMaxPitch = 8191;
 constexpr std::uint32_t kVectorBytes = 4 * kElements;
 
-// A gather from addresses outside all arrays. Software pipelines fetch and discard one surplus
-// vector, so such a gather is an error only if its vector is used.
+// A gather from addresses outside all arrays. Software-pipelined loops fetch and discard one
+// surplus vector, so such a gather is an error only if its vector is used.
 struct Stray {
   std::uint32_t address;
   std::uint32_t element;

@@ -85,7 +85,7 @@ VpmWords loadWords(std::uint32_t dmaLoadSetup) {
   const std::uint32_t y = field(dmaLoadSetup, 10, 4);
   const std::uint32_t x = field(dmaLoadSetup, 3, 0);
   if (y >= kRows) return words;
-  // Rows that wrap, and columns after the first one, are included only in the emulator's model.
+  // Only the emulator models rows that wrap, and columns after the first one.
   const bool wraps = y % 16 + (rows - 1) * pitch >= 16;
   const std::uint32_t known = vertical || wraps ? 1 : rows;
   for (std::uint32_t r = 0; r < known; ++r) {

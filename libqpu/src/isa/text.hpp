@@ -38,8 +38,8 @@ namespace qpu::isa {
 //
 //   nop; fmul r0, r1, r2; with cond_add=1, raddr_a=3
 //
-// Semaphore instructions always list these fields, because they can make the instruction write
-// registers. A word that decode() rejects is listed as ".word 0x...".
+// The text of a semaphore instruction always includes these fields, because they can make the
+// instruction write registers. A word that decode() rejects is listed as ".word 0x...".
 enum class Fields : std::uint8_t { Used, All };
 std::string disassemble(Word word, Fields fields = Fields::Used);
 

@@ -21,10 +21,10 @@ static_assert(kColumns == 64 && kRows == 8,
 
 enum class Variant { Plain, Accumulate, Tables };
 
-// The parameters of a kernel, which are the elements of a vector in memory. With tables, kBRow
-// and kBColumn are the addresses of the tables, and kBeta is the address of the bias. kLastK is k
-// - 1. kStep is the number of rows of c that all QPUs together process at a time. Its bits from
-// bit 8 on contain the number of rounds in which every QPU has a tile. kPacked is -1 if `a` is a
+// The parameters of a kernel, which are the elements of a vector in memory. With tables, kBRow and
+// kBColumn are the addresses of the tables, and kBeta is the address of the bias. kLastK is k - 1.
+// Bits 0..7 of kStep contain the number of rows of c that all QPUs together process at a time. The
+// higher bits contain the number of rounds in which every QPU has a tile. kPacked is -1 if `a` is a
 // copy, and 0 otherwise. For a copy, kARow is the stride of a row in a tile, and kAColumn is 8.
 // kGap is the number of bytes between two rows of a tile in c, or -1 if DMA cannot skip this gap.
 enum Param {

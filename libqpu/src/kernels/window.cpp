@@ -1,6 +1,6 @@
 // Convolution and pooling. If there is padding, the images are first copied to padded images. The
-// element for kernel position k and output `pixel` is then at rows[k] + columns[pixel], where k
-// is the number of (channel, y, x) in the kernel. A convolution is therefore a product that uses
+// element for kernel position k and output `pixel` is then at rows[k] + columns[pixel], where k is
+// the index of (channel, y, x) in the kernel. A convolution is therefore a product that uses
 // tables.
 #include <algorithm>
 #include <array>

@@ -131,7 +131,7 @@ std::shared_ptr<const Block> Heap::allocate(std::size_t count) {
 }
 
 void Heap::takeHostMemory(Block& block, const std::string& what) {
-  // calloc() returns large blocks that contain zeros, without writing to their pages.
+  // For large blocks, calloc() returns zeroed memory without writing to its pages.
   std::size_t room = std::size_t{block.bytes} + kAlignment;
   block.memory.reset(std::calloc(1, room), std::free);
   void* host = block.memory.get();

@@ -57,8 +57,8 @@ std::optional<std::uint32_t> revisionLine(const std::string& cpuinfo) {
   return std::nullopt;
 }
 
-// Reads the revision code that the firmware passes in the device tree. Apart from Raspberry Pi's own
-// kernels, 64-bit kernels do not show the code in /proc/cpuinfo.
+// Reads the revision code that the firmware passes in the device tree. 64-bit kernels other than
+// Raspberry Pi's own do not show the code in /proc/cpuinfo.
 std::optional<std::uint32_t> revisionOfTree(const Root& root) {
   const std::string bytes = root.read("/proc/device-tree/system/linux,revision").value_or("");
   if (bytes.size() != 4) return std::nullopt;

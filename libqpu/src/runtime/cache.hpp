@@ -25,7 +25,7 @@ compiler::Options compilerOptions();
 std::shared_ptr<const code::Object> compiled(const detail::Source& source,
                                              const compiler::Options& options);
 
-// Counts the sources from which this process obtained its kernels.
+// The number of kernels that this process obtained from each source.
 struct CacheCounts {
   std::uint64_t fromMemory = 0;
   std::uint64_t fromDisk = 0;

@@ -56,7 +56,7 @@ std::vector<User> usersOf(const std::string& stateFolder);
 std::string asText(const Findings& findings);
 std::string asJson(const Findings& findings);
 
-// The statement about what has not been verified on a board.
+// States what has not been verified on a board.
 constexpr const char* kUnmeasured =
     "not measured on hardware: the mailbox, GPU memory, V3D's registers, and all statements about "
     "what the firmware allows";

@@ -1,4 +1,4 @@
-// The operating system's resources that libqpu needs: device nodes, display driver and GPU
+// The operating-system resources that libqpu needs: device nodes, the display driver and GPU
 // memory.
 #ifndef QPU_SRC_RUNTIME_SYSTEM_HPP
 #define QPU_SRC_RUNTIME_SYSTEM_HPP
