@@ -11,7 +11,7 @@
 
 namespace qpu::code {
 
-// The profile of an instruction: the number of executions, and the stalls in clocks of the model.
+// The profile of an instruction: the number of executions, and the stalls in the model's clocks.
 // Both numbers are sums over all QPUs.
 struct Cycles {
   std::uint64_t executed = 0;

@@ -13,8 +13,8 @@ struct Emitted {
   // The number of instructions and stalls, weighted by loop depth, under the assumption that 12
   // QPUs start the same DMA transfers at the same time.
   double cost = 0;
-  // The time in instructions for which the busier of the two DMA engines transfers data for this
-  // QPU if each loop has one iteration.
+  // The time, in instructions, during which the busier of the two DMA engines transfers data for
+  // this QPU. It assumes that each loop has one iteration.
   int dmaTime = 0;
   bool hasSpilled = false;  // also true if a vector was rematerialised
 };

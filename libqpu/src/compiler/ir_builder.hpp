@@ -44,7 +44,7 @@ class IrBuilder {
   // Adds a phi that has no arguments yet to the block.
   ir::Value phi(std::uint32_t block);
 
-  // forget(mark()) ends a scope. Values that were built after the call of mark() are not reused.
+  // forget(m) ends the scope that began with m = mark(). Values built in this scope are not reused.
   std::size_t mark() const { return known_.size(); }
   void forget(std::size_t mark);
 

@@ -7,7 +7,7 @@ namespace qpu::emu {
 namespace {
 
 constexpr std::uint32_t kWays = 4;  // associativity of the instruction, uniform and L2 caches
-// The number of uses after which reset() restarts the counter of uses.
+// The number of uses after which reset() restarts the use counter.
 constexpr std::uint32_t kManyUses = 1U << 24U;
 
 Ticks ticks(double clocks) {
