@@ -123,7 +123,14 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
     "dilation": {"weight": (8, 6, 3, 3), "dilation": 2},
     "groups": {"weight": (8, 3, 3, 3), "groups": 2},
     "depthwise": {"weight": (6, 1, 3, 3), "groups": 6, "padding": 1},
+    "depthwise, 16 channels": {"image": (2, 16, 9, 8), "weight": (16, 1, 3, 3), "groups": 16},
     "depthwise, two of each": {"weight": (12, 1, 5, 5), "groups": 6},
+    "depthwise, two of each, 3 x 3": {"weight": (12, 1, 3, 3), "groups": 6},
+    "depthwise, 7 x 7": {"weight": (6, 1, 7, 7), "groups": 6, "padding": 3},
+    "depthwise, 7 x 7, large": {"image": (2, 3, 24, 25), "weight": (3, 1, 7, 7), "groups": 3, "padding": 3},
+    "depthwise, 7 x 7, stride": {"image": (1, 3, 55, 50), "weight": (3, 1, 7, 7), "groups": 3, "stride": 2},
+    "depthwise, 7 x 7, dilation": {"image": (1, 3, 55, 50), "weight": (3, 1, 7, 7), "groups": 3, "dilation": 2},
+    "one channel": {"image": (1, 1, 30, 31), "weight": (1, 1, 9, 9)},
     "7 x 7": {"weight": (4, 6, 7, 7), "stride": 2, "padding": 3},
 }
 
@@ -139,7 +146,7 @@ def check_convolution(name: str, layout: torch.memory_format, *, with_bias: bool
     options = dict(CONVOLUTIONS[name])
     weight = nn.Parameter(drawn(*options.pop("weight"), seed=1).to(memory_format=layout))
     bias = drawn(weight.shape[0], seed=2) if with_bias else None
-    image = drawn(2, 6, 13, 11).to(memory_format=layout)
+    image = drawn(*options.pop("image", (2, 6, 13, 11))).to(memory_format=layout)
 
     def convolved(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.conv2d(image, weight, bias, **options)
@@ -237,12 +244,12 @@ def resident() -> int:
 @only_our_torch
 def test_cache_limits_the_buffers_of_convolutions() -> None:
     """XNNPACK stores a pointer for each output pixel and kernel element: at least 671 MB for these convolutions."""
-    image = drawn(1, 1, 512, 1024).to(memory_format=torch.channels_last)
+    image = drawn(1, 2, 512, 1024).to(memory_format=torch.channels_last)
     before = resident()
     with torch.no_grad():
         for width in range(13, 62, 6):
-            found = functional.conv2d(image, torch.ones(1, 1, 1, width))
-            assert torch.allclose(found[..., 0], image[..., :width].sum(3), atol=1e-4)
+            found = functional.conv2d(image, torch.ones(1, 2, 1, width))
+            assert torch.allclose(found[..., 0], image[..., :width].sum((1, 3)), atol=1e-4)
     assert resident() - before < 400 << 20
 
 
