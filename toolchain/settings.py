@@ -21,7 +21,7 @@ class SettingsFiles(config.Config):
     """Invoke's configuration. If a file is malformed, the program exits and lists all errors as ConfigError does."""
 
     def load_runtime(self, merge: bool = True) -> None:
-        """Read the --config file, which must exist, unlike the other files. Its path is relative to the caller's folder."""
+        """Read the --config file, which must exist. Its path is relative to the caller's folder."""
         if given := self._runtime_path:
             path = caller.path(caller.expanded(os.fspath(given)))
             if path.suffix.lstrip(".") not in self._file_suffixes:

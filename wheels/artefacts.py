@@ -9,10 +9,11 @@ examined.
 An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns a recipe's
 newest wheel, regardless of the compiler that built it; ``get`` returns the wheel with a given key.
 
-In a registry, the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``, where KEY is the first 40 digits
-of the key. The latest push also has the tag ``NAME-RECIPE``. Complete keys are in the manifest's annotations. Users who
-can write to the registry are trusted: downloads are verified only against the digests that the registry states and
-against their provenance, which is required unless the recipe writes none.
+In a registry, the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``. The latest push also has the tag
+``NAME-RECIPE``. KEY and RECIPE are the first 40 digits of the entry's key and of the recipe's key; the manifest's
+annotations contain the complete keys. Users who can write to the registry are trusted: downloads are verified only
+against the digests that the registry states and against their provenance, which is required unless the recipe writes
+none.
 """
 
 from __future__ import annotations
