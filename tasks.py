@@ -60,7 +60,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
 
 
 _for_all: dict[str, str] = {}
-"""The setting that the option ``--architecture`` overrides. All tasks for a target have this option."""
+"""The value of ``--architecture``, by the name of the setting that it overrides. All tasks for a target have it."""
 
 
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
@@ -376,8 +376,8 @@ def share_internet(context: Context, state: str) -> None:
     help={
         "host": "[USER@]HOST[:PORT] of a running board that booted the exported tree",
         "qemu": "use a virtual machine that boots the exported tree over NFS (default if device.host is empty)",
-        "chroot": "run the suite in the exported tree after entering it with enter-nfsroot from another system: the "
-        "board's own or, in QEMU, one without torch or libqpu",
+        "chroot": "boot another system (the board's own or, in QEMU, one without torch or libqpu), enter the exported "
+        "tree from it with enter-nfsroot, and run the suite there",
         "init": "init system of the virtual machine: lean or systemd (default: device.init)",
         "cpu": "CPU of the virtual machine: cortex-a53 (Pi 3), -a72 (Pi 4), -a76 (Pi 5) or -a7 (default: device.cpu)",
         "select": "only tests whose names match this expression (pytest -k)",
@@ -568,7 +568,7 @@ def sd_image(context: Context) -> None:
 
 @_target_task(name="write-card", help={"device": "the card, such as /dev/mmcblk0; all data on it is lost"})
 def write_card(context: Context, device: str) -> None:
-    """Write the card image to a card, read it back and compare. Refuses mounted and fixed disks."""
+    """Write the card image to a card, and read it back to verify it. Refuses mounted and fixed disks."""
     from sdcard import write as card_writing
 
     done = card_writing.write_card(_config(context), _path("device", device, device=True))
@@ -739,7 +739,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
         "checks-only": "only the linters and the type checker",
         "quick": "only the linters and unit tests; needs no root, engine or network, and takes under 90 s",
         "lanes": "number of processes that run tests in parallel; 1: run all tests one after another",
-        "partial": "if this machine cannot build images: skip the tests that need an image instead of failing",
+        "partial": "if this machine cannot build images, skip the tests that need an image instead of failing",
     },
 )
 @_reported

@@ -1,7 +1,7 @@
 """Mount the cgroup hierarchies that dockerd needs.
 
-On a machine with systemd, systemd mounts them. In a container without systemd, this module mounts them as the
-cgroupfs-mount package does: the unified hierarchy, unless controllers are bound to version 1.
+On a machine with systemd, systemd mounts them. In a container without systemd, this module does the same as the
+cgroupfs-mount package: it mounts the unified hierarchy, unless controllers are bound to version 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mount_commands(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]
 
 
 def mount_missing(sudo: Sequence[str]) -> None:
-    """Mount the missing hierarchies. ``sudo`` is the prefix of the commands, empty for root. Raises CommandFailed."""
+    """Mount the missing hierarchies. ``sudo`` is the commands' prefix; for root, it is empty. Raises CommandFailed."""
     partitions = psutil.disk_partitions(all=True)
     mounted = [mount.fstype for mount in partitions if Path(mount.mountpoint).is_relative_to(_CGROUP)]
     try:

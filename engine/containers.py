@@ -75,7 +75,7 @@ def remove_abandoned() -> None:
 
 
 def _creator_runs(text: str) -> bool:
-    """Return whether the creating process may still be running. One in another PID namespace counts as running."""
+    """Return whether the creating process may still be running; in another PID namespace, assume that it is."""
     try:
         creator = json.loads(text)
         return creator["namespace"] != _namespace() or find_recorded(creator) is not None

@@ -70,7 +70,7 @@ class Daemon:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock under which a task starts or stops the daemon. Raises UserError if it cannot be created."""
+        """Hold the lock that a task needs to start or stop the daemon. Raises UserError if it cannot be created."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").open("a").close()
@@ -86,7 +86,7 @@ class Daemon:
 
 
 def sudo_prefix(purpose: str) -> list[str]:
-    """Return the prefix for a command that needs root, which is empty for root. Print the purpose if sudo is used."""
+    """Return the prefix for a command that needs root; for root, it is empty. If sudo is used, print the purpose."""
     if os.geteuid() == 0:
         return []
     sudo = process.require_program("sudo", f"{purpose}, since you are not root")

@@ -30,9 +30,9 @@ def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
 def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a ``dockerd`` that is started here, with the proxies from ``build_environment``.
 
-    ``all_proxy`` is omitted: dockerd ignores an HTTP proxy in this variable, and uses a SOCKS proxy in it in addition
-    to ``http_proxy`` and ``https_proxy`` (observed with 20.10). Go's HTTP client supports only the scheme ``socks5``,
-    and lets the proxy resolve host names, as other programs do for ``socks5h``.
+    ``all_proxy`` is omitted: if it names an HTTP proxy, dockerd ignores it; if it names a SOCKS proxy, dockerd uses it
+    in addition to ``http_proxy`` and ``https_proxy`` (observed with 20.10). Go's HTTP client supports only the scheme
+    ``socks5``, and lets the proxy resolve host names, as other programs do for ``socks5h``.
     """
     source = os.environ if environ is None else environ
     passed = {**source, **build_environment(source)}

@@ -165,8 +165,8 @@ def _start(daemon: Daemon) -> EngineInfo:
 def socket_group() -> int:
     """Return the group that can access the socket of a ``dockerd`` started here. Its members can become root.
 
-    For root this is root's group, for other users their primary group or, if that has other members, the group docker.
-    Raises EngineUnavailable if the user is not in the group docker.
+    For root, this is root's group. For other users, it is their primary group if that has their name and no other
+    members, otherwise the group docker. Raises EngineUnavailable if the user needs the group docker but is not in it.
     """
     if os.geteuid() == 0:
         return 0
@@ -188,7 +188,7 @@ def socket_group() -> int:
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable, and leave the other dockerd running, if one at the default paths does not respond."""
+    """Raise EngineUnavailable if another dockerd, which has not responded, uses the default paths; leave it running."""
     if daemon.host != DEFAULT_HOST:
         return
     with contextlib.suppress(OSError, ValueError, psutil.Error):

@@ -53,7 +53,7 @@ _LEAST_ROOM = 1 << 16
 _FIELD = re.compile(r"^(Codename|Date|Origin): (.+)$", re.MULTILINE)
 """Matches the fields of Release and InRelease files."""
 _FETCHING = re.compile(r"^[EW]: (?:Failed to fetch \S+ *)?")
-"""Matches the prefix of apt's reasons for failed downloads."""
+"""Matches the prefix that apt puts before the reason for a failed download."""
 
 _NEWER_KEY = (
     "; if apt rejects the archive's key (Debian 13 rejects keys that are signed with SHA-1 only), put a newer copy of "
@@ -64,7 +64,7 @@ UNREACHABLE = re.compile(
     r"^[EW]: .*(?:Could not (?:resolve|connect)|Temporary failure resolving|Failed to fetch|Unable to connect)",
     re.MULTILINE,
 )
-"""Matches apt's errors for a mirror that does not respond, or that lacks files that its verified lists contain.
+"""Matches apt's errors for a mirror that does not respond, or that lacks files that its verified lists name.
 
 Downloads that succeeded on a retry, and messages of package scripts, are not matched: apt does not mark them as errors.
 """
@@ -282,7 +282,7 @@ def fetch_key(key: SigningKey, path: Path) -> None:
 
 
 def _gpg(*words: str, stdin: bytes | None = None) -> str:
-    """Run GnuPG with an empty home, without the caller's keys and options, and return its standard output."""
+    """Run GnuPG with an empty home folder, without the caller's keys and options, and return its standard output."""
     with tempfile.TemporaryDirectory(prefix="pitorch-gpg-") as home:
         argv = ["gpg", "--homedir", home, "--batch", "--no-options", *words]
         return run(argv, stdin=stdin, check=False, merge_stderr=False).output
@@ -304,7 +304,7 @@ def _fingerprints(keyring: Path) -> set[str]:
 
 
 def verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s: float = _UPDATE_LIMIT_S) -> Verified:
-    """Update each pocket separately; merge the lists of the verified ones into ``folder``/lists.
+    """Update each pocket separately, and merge the lists of the verified pockets into ``folder``/lists.
 
     A pocket fails if its update takes longer than ``limit_s``. Raises MirrorPocketUnusable if a main pocket fails or,
     with ``strict``, if any pocket fails. Raises DiskFull if the lists cannot be stored.
@@ -372,8 +372,8 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
 def _by_its_other_name(source: Source, scratch: Path, limit_s: float) -> tuple[str, str]:
     """Update a pocket under its other name, and store the lists in ``scratch`` under the pocket's own name.
 
-    Returns the index's date and the reason for a failure. One of them is empty. Both are empty if the pocket has no
-    other name.
+    Returns the index's date and an empty string or, after a failure, an empty string and the reason. If the pocket has
+    no other name, both strings are empty.
     """
     also = source.pocket.also
     if not also:
@@ -524,7 +524,7 @@ def download_alone(sources: tuple[Source, ...], lists: Path, package: str, folde
 
 
 def _installed(name: str, architecture: str) -> str:
-    """Return an entry of dpkg's status file for a package whose version satisfies all dependencies."""
+    """Return an entry for dpkg's status file: an installed package with a version that satisfies all dependencies."""
     package, _, other = name.partition(":")
     fields = (
         ("Package", package),

@@ -64,7 +64,7 @@ def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
         f"{PLACE}/as_target.py": HERE / "as_target.py",
         INSTALL: HERE / "install",
     }
-    # The paths of the machine that pkgconf was built for are compiled into it.
+    # pkgconf contains the search paths of the machine that it was built for.
     folders = [f"/usr/{local}lib/{gnu}" for local in ("local/", "")]
     searched = [f"{folders[0]}/pkgconfig", "/usr/local/lib/pkgconfig", "/usr/local/share/pkgconfig"]
     searched += [f"{folders[1]}/pkgconfig", "/usr/lib/pkgconfig", "/usr/share/pkgconfig"]

@@ -1,4 +1,4 @@
-"""Read and validate the data files with distribution flavours, releases and package lists."""
+"""Read and validate the data files that define distribution flavours, releases and package lists."""
 
 from __future__ import annotations
 

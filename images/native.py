@@ -15,8 +15,8 @@ The read-only mounts are:
   has the sysroot ``/``; the C library's headers need no link);
 - the programs of the compiler and binutils over the emulated ones of the same name.
 
-Objects and programs are identical, byte for byte. Only the intermediate data in ``-flto`` objects differs, because it
-depends on the word size of the machine that runs the compiler; the linked programs are identical.
+Both compilers write the same objects and programs, byte for byte. Only the intermediate data in ``-flto`` objects
+differs, because it depends on the word size of the machine that runs the compiler; the linked programs are identical.
 
 The mounts are not used for a distribution whose compiler generates different code by default (``compiles_for`` in
 images.flavour).
@@ -54,9 +54,9 @@ class Mounts:
 
 
 def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -> None:
-    """Create the cross compiler's farm of links for a dev root; replace ``folder``.
+    """Create the cross compiler's farm of links for a dev root as ``folder``, which is replaced if it exists.
 
-    ``dev_tar`` is the root's tar; its members are the headers to link to.
+    ``dev_tar`` is the root's tar, in which the files to link to are found.
     """
     gnu, gcc = target.gnu, suite.gcc
     gcc_folder = f"usr/lib/gcc/{gnu}/{gcc}"
@@ -85,7 +85,7 @@ def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -
 
 
 def compiler_mounts(tools: Path, farm: Path, target: Architecture, suite: Suite) -> Mounts:
-    """Return the compiler's mounts for a container of the dev image."""
+    """Return the compiler's mounts for a container created from the dev image."""
     host = host_architecture().gnu
     gnu, gcc = target.gnu, suite.gcc
     paths = {

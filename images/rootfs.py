@@ -210,7 +210,7 @@ def build_tar(spec: RootSpec, tar: Path, log: Path) -> None:
 
 
 def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
-    """Build a root for this PC's architecture with installed packages. Raises the same errors as ``build_tar``."""
+    """Build a root for this PC's architecture and install its packages. Raises the same errors as ``build_tar``."""
     _require_root(spec)
     _mmdebstrap(spec, tar, log, ["--variant=apt"], spec.packages, {})
 

@@ -34,7 +34,7 @@ LD_LIBRARY_PATH={place}/usr/lib/{gnu} exec {place}/usr/bin/{gnu}-gcc-{gcc} -B{pl
 
 
 def add_programs(folder: Path, suite: Suite) -> None:
-    """Add to the folder with the extracted packages the programs that start the toolchain in the container."""
+    """Add the programs that start the toolchain in the container to the folder with the extracted packages."""
     gnu = host_architecture().gnu
     start, link = folder / "start", folder / "link"
     for place in (start, link):

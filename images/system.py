@@ -38,7 +38,7 @@ WHEELS = "pitorch.wheels"
 _TEMPLATE = Path(__file__).resolve().parent / "templates" / "Dockerfile.j2"
 
 _LINE_MADE = re.compile(r"^ ---> ([0-9a-f]{12})$", re.MULTILINE)
-"""Matches the engine's output about the new or cached image for a Dockerfile instruction."""
+"""Matches the line in which the engine names the new or cached image for a Dockerfile instruction."""
 
 _INSPECT = """
 import ctypes, importlib, json, platform, subprocess, sys, sysconfig

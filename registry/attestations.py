@@ -205,7 +205,7 @@ def _path(value: Any, *keys: str) -> str:
 
 
 def _layers(connection: Connection, digest: str, suffix: str, what: str) -> list[tuple[bytes, Mapping[str, Any]]]:
-    """Return the contents and annotations of the layers of a manifest. Raises SignatureRefused if none exists."""
+    """Return the contents and annotations of a manifest's layers. Raises SignatureRefused if there are none."""
     tag = _tag(digest, suffix)
     path = f"/v2/{connection.reference.repository}/manifests/{tag}"
     if connection.request("HEAD", path, headers={"Accept": MANIFEST_TYPE}).status_code == 404:

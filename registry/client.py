@@ -6,7 +6,7 @@ To pull, first read the tag's manifest and platform, then let the engine pull th
 platform is tagged with the local name.
 
 If the registry fails during a transfer, the transfer is retried (registry.retries), in addition to the engine's own
-retries per layer. Layers that have arrived are not sent again: they are stored by digest.
+retries per layer. Layers that have arrived are not sent again, because they are stored by digest.
 
 Images for several architectures share a tag through an OCI image index, which is pushed after the images.
 """
@@ -169,7 +169,7 @@ def pull(
 
 
 def shared_reference(configs: Sequence[Config], *, registry: str | None, tag: str | None) -> Reference:
-    """Return the images' shared reference; the default tag for several architectures does not name one of them."""
+    """Return the images' shared reference. For several architectures, the default tag contains no architecture."""
     config = configs[0]
     if len(configs) > 1:
         tag = tag or config.registry.tag or config.image.release
@@ -239,7 +239,10 @@ def _pull(
     pulled: set[str],
     required: str,
 ) -> Pulled:
-    """Pull the image at the connection's tag, and add its digest to ``pulled``. ``required`` is as in ``pull``."""
+    """Pull the image at the connection's tag, and add its digest to ``pulled``.
+
+    ``required`` is the accepted digest; if it is empty, any digest is accepted.
+    """
     began = time.monotonic()
     reference = remote.reference
     name = config.image_reference(_ROLE)

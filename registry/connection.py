@@ -2,8 +2,8 @@
 
 Authentication follows the CNCF Distribution project's token specification. A 401 response contains a challenge.
 ``Basic`` (RFC 7617) requires a user name and a password. ``Bearer`` names a realm, a service and a scope. A token is
-then requested from the realm, either by GET with a user name and a password, or by an OAuth 2 POST request with an
-identity token.
+then requested from the realm, either by a GET request with a user name and a password, or by an OAuth 2 POST request
+with an identity token.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from toolchain.text import one_line
 
 
 def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUntrusted | RegistryFailed:
-    """Return the error for a failed request, chosen where possible by the types of its causes, not by text."""
+    """Return the error for a failed request. If possible, it is chosen by the types of the causes, not by text."""
     chain = list(_causes(fault))
     texts = " | ".join(str(item) for item in chain)
     found = _innermost_text(chain)

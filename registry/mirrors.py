@@ -55,7 +55,7 @@ class Mirrors:
     changed: bool = False
     backup: Path | None = None
     reload: str = ""
-    """The command that reloaded the engine, or that the user has to run."""
+    """The command that reloaded the engine; if it was not reloaded, the reason and, if needed, the user's command."""
 
     @property
     def in_effect(self) -> bool:
@@ -210,7 +210,7 @@ def _as_root() -> str:
 
 
 def _restore(path: Path, backup: Path | None) -> None:
-    """Rename the backup to the original path, or delete the file if there was none."""
+    """Rename the backup to the original path or, without a backup, delete the file."""
     if backup is None:
         path.unlink(missing_ok=True)
     else:
@@ -345,7 +345,7 @@ def _indentation(text: str) -> int | str:
 
 
 def _validate(aside: Path, path: Path) -> None:
-    """Validate the file with dockerd if it is installed and supports ``--validate`` (23.0 and later)."""
+    """Validate the file with dockerd, if dockerd is installed and supports ``--validate`` (23.0 and later)."""
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     program = shutil.which("dockerd", path=search)
     if program is None or "--validate" not in process.output_of([program, "--help"]):

@@ -267,8 +267,8 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
     if has("unknown error", "blob upload", "digest did not match", "toomanyrequests", "unavailable", "500 internal"):
         return connection_lost(reference.host, found)
     if has("blob unknown"):
-        # This occurs with two pushes of the same image: the manifest arrived before the registry had linked the other
-        # push's layer.
+        # This occurs during two simultaneous pushes of the same image, if the manifest arrives before the registry has
+        # linked the other push's layer.
         return connection_lost(reference.host, found)
     return RegistryFailed(
         f"{reference} could not be transferred",
@@ -290,6 +290,6 @@ def _without_names(message: str, reference: Reference) -> str:
 
 
 def _shortened(message: str) -> str:
-    """Return a message on one line without upload states. A long one loses its middle: the cause is at the end."""
+    """Return a message on one line without upload states. Omit the middle of a long one: the cause is at the end."""
     line = re.sub(r"[?&]_state=[^\s\":&]+", "", one_line(message))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

@@ -36,9 +36,10 @@ def own_addresses() -> dict[ipaddress.IPv4Address, str]:
 
 
 def server_address(config: Config) -> str:
-    """Return ``nfs.address``, else this machine's address in the board's subnet, else the source address of the route.
+    """Return the address at which boards reach this PC.
 
-    Raises NetworkUnreachable if there is no route to the board's subnet.
+    This is ``nfs.address`` if it is set, else this machine's address in the board's subnet, else the source address of
+    the route to that subnet. Raises NetworkUnreachable if there is no such route.
     """
     if config.nfs.address:
         return config.nfs.address

@@ -20,7 +20,7 @@ _COUNT = re.compile(
     r"INVOKE_\w+|PITORCH_(?!CALLER_CWD$)\w+|SOURCE_DATE_EPOCH|DOCKER_(?:HOST|CONTEXT|CONFIG|CERT_PATH|TLS_VERIFY)|"
     r"(?:https?|ftp|all|no)_proxy|(?:HTTPS?|FTP|ALL|NO)_PROXY"
 )
-"""Environment variables that a task reads and that sudo drops by default."""
+"""Matches the names of environment variables that a task reads and that sudo drops by default."""
 
 _typed: list[str] = []
 _set: list[str] = []
@@ -59,7 +59,7 @@ def remember(words: Sequence[str], variables: Iterable[str]) -> None:
 
 
 def as_root(task: str) -> str:
-    """Return the command that repeats the caller's command as root; ``sudo task`` if none was stored.
+    """Return the command that repeats the caller's command as root; if none was stored, ``sudo`` and ``task``.
 
     The command lists the names of the variables to preserve, not their values, because a value may be a password.
     """

@@ -147,7 +147,7 @@ def run_tests(
 
 
 def run_all(checks: Sequence[Check]) -> None:
-    """Run all checks. If any of them failed, then raise ChecksFailed with their names."""
+    """Run all checks, then raise ChecksFailed with the names of the checks that failed, if any."""
     failed: list[str] = []
     for check in checks:
         with progress.step(check.name):

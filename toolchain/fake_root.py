@@ -26,7 +26,7 @@ _SCRIPT = """trap '' TERM; exec "$0" -- "$@" """
 
 
 def call(function: Callable[..., T], *arguments: object, why: str) -> T:
-    """Call a module's function in another process under fakeroot, and return its result or raise its exception.
+    """Call a module-level function in a process under fakeroot, and return its result or raise its exception.
 
     The function, its arguments and its result are pickled. The function's output is printed line by line. ``why``
     completes the message of ProgramMissing. Raises CommandFailed if the process was killed.

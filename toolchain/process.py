@@ -70,7 +70,7 @@ def pasteable(argv: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -
 
 
 def require_program(name: str, why: str) -> Path:
-    """Return the program's path. Raises ProgramMissing with the reason for the program and the name of its package.
+    """Return the program's path. Raises ProgramMissing, which states why it is needed and names its package.
 
     The sbin folders, which are not on an ordinary user's PATH, are also searched.
     """

@@ -21,7 +21,7 @@ class SettingsFiles(config.Config):
     """Invoke's configuration. If a file is malformed, the program exits and lists all errors as ConfigError does."""
 
     def load_runtime(self, merge: bool = True) -> None:
-        """Read the --config file, relative to the caller's folder. Unlike the other files, it must exist."""
+        """Read the --config file, which must exist. Its path is relative to the caller's folder."""
         if given := self._runtime_path:
             path = caller.path(caller.expanded(os.fspath(given)))
             if path.suffix.lstrip(".") not in self._file_suffixes:
@@ -49,7 +49,7 @@ class SettingsFiles(config.Config):
 
 
 def named(settings: Any) -> Mapping[str, Any]:
-    """Return the contents of the --config file, or an empty mapping without this option."""
+    """Return the contents of the --config file, or an empty mapping if the option was not given."""
     found: Mapping[str, Any] = getattr(settings, "_runtime", {})
     return found
 

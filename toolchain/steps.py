@@ -265,7 +265,7 @@ def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def _change(old: str, new: str) -> str:
-    """Return the old and the new value; for lists of words, the added and the removed ones."""
+    """Return the old and the new value or, for lists of words, the added and the removed words."""
     before, now = set(old.split()), set(new.split())
     moved = [*(f"+{word}" for word in sorted(now - before)), *(f"-{word}" for word in sorted(before - now))]
     if len(before & now) > 1 and len(moved) <= _MOVED_SHOWN:

@@ -9,10 +9,11 @@ examined.
 An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns a recipe's
 newest wheel, regardless of the compiler that built it; ``get`` returns the wheel with a given key.
 
-In a registry, the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``, where KEY is the first 40 digits
-of the key. The latest push also has the tag ``NAME-RECIPE``. Complete keys are in the manifest's annotations. Users who
-can write to the registry are trusted: downloads are verified only against the digests that the registry states and
-against their provenance, which is required unless the recipe writes none.
+In a registry, the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``. The latest push also has the tag
+``NAME-RECIPE``. KEY and RECIPE are the first 40 digits of the entry's key and of the recipe's key; the manifest's
+annotations contain the complete keys. Users who can write to the registry are trusted: downloads are verified only
+against the digests that the registry states and against their provenance, which is required unless the recipe writes
+none.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Shared:
 
 
 def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: str = "") -> tuple[Path, ...]:
-    """Store copies of files under a recipe's name and a key, and return their paths. An existing entry is replaced.
+    """Store copies of files under a recipe's name and a key; return the copies' paths. Replace an existing entry.
 
     ``recipe`` is the recipe's key, which ``of_recipe`` looks up.
 
@@ -370,7 +371,7 @@ def _tag(name: str, key: str) -> str:
 
 
 def _reference(config: Config, tag: str, registry: str | None) -> Reference:
-    """Return an artefact's reference: formed like an image's, but with the repository for artefacts."""
+    """Return an artefact's reference. It is formed like an image's, but with the repository for artefacts."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
     return resolve(dataclasses.replace(config, registry=section), registry=registry, tag=tag)
 
@@ -444,7 +445,7 @@ def _require_stated(reference: Reference, received: Sequence[Path]) -> None:
 
 
 def _warn_if_changed(place: Path, made: Sequence[Artefact]) -> None:
-    """Warn if the same key has produced different bytes: the build is not reproducible."""
+    """Warn if the same key has produced different bytes, because the build is then not reproducible."""
     before = Manifest.read(place / MANIFEST)
     known = {item.path.name: item.sha256 for item in before.artefacts} if before else {}
     for item in made:
@@ -456,9 +457,10 @@ def _warn_if_changed(place: Path, made: Sequence[Artefact]) -> None:
 
 
 def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
-    """Rename a damaged entry, whose folder is open; return its new path, or None if it has been replaced.
+    """Rename a damaged entry; return its new path, or None if another process has replaced or removed the entry.
 
-    The inode of an open folder is not reused, so it distinguishes the entry from one that another process has stored.
+    ``folder`` is a descriptor of the entry's open folder. The inode of an open folder is not reused, so it
+    distinguishes the entry from one that another process has stored.
     """
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
     with _locked(config):

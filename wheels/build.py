@@ -46,7 +46,7 @@ _LIBRARIES = "libraries"
 # Distinguishes an apt failure from a pip failure, because neither program uses this exit code.
 _APT_FAILED = 83
 _LIMIT_S = 24 * 3600.0
-# Prefixes of sonames that every system with Python has (PEP 599, as far as it applies to 32-bit ARM).
+# Prefixes of the sonames of libraries on every system with Python (PEP 599, as far as it applies to 32-bit ARM).
 _EVERYWHERE = (
     *("libc.so.", "libm.so.", "libdl.so.", "libpthread.so.", "librt.so.", "libutil.so.", "ld-linux"),
     *("libgcc_s.so.", "libstdc++.so.", "libpython3"),
@@ -141,7 +141,7 @@ def build(
                     limit_s=_LIMIT_S,
                     log=log,
                     on_line=on_line,
-                    fix=f"find the cause in the package's own output, below or complete in {log}",
+                    fix=f"find the cause in the package's own output, which is below and, in full, in {log}",
                 )
             except CommandFailed as fault:
                 output = log.read_text(errors="replace")
@@ -227,7 +227,7 @@ def wheel_mounts(found: Sequence[Path], wanted: Wanted) -> list[str]:
 
 
 def copy_project(wanted: Wanted, source: Path, config: Config) -> str:
-    """Copy a project for the container, because builds write into the folder; return pip's requirement.
+    """Copy a project for the container, because builds write into the folder; return the requirement to pass to pip.
 
     The build folder is not copied if it is inside the project. ``.git`` is copied, because many builds derive the
     version from it. Raises SourceUnavailable if a file cannot be copied, or DiskFull.

@@ -80,7 +80,7 @@ def advice(output: str, sources: Sequence[apt.Source], config: Config) -> str:
 
 
 def owners_in(index: Path, wanted: Sequence[Missing]) -> dict[Missing, list[str]]:
-    """Return, for each file in the index, the packages that contain it.
+    """Return, for each missing file that the index lists, the packages that contain it.
 
     If any package has the file in a default folder, packages that have it elsewhere are omitted.
     """

@@ -35,7 +35,7 @@ _RECIPES = {
     "torchaudio": _COMPANION,
     "apache-tvm-ffi": "./inv build-tvm-ffi",
 }
-"""How to build a package with a recipe in this repository."""
+"""For each package with a recipe in this repository, the command that builds it."""
 # The messages are those of setuptools-rust, maturin and Python.
 _WITHOUT_RUST = re.compile(
     r"can't find Rust compiler|Cargo, the Rust package manager, is not installed|No such file or directory: 'cargo'"
@@ -49,7 +49,7 @@ _APT_NAMES = {
     "scikit-image": "skimage",
     "scikit-learn": "sklearn",
 }
-"""The names of distribution packages, after ``python3-``, where they differ from the index's."""
+"""The names of distribution packages, after ``python3-``, where they differ from those in the package index."""
 
 
 class RustMissing(CommandFailed):

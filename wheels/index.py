@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 Offered = Callable[[], Mapping[str, Path]]
-"""A function that returns the wheels to serve by file name, and is called for every request."""
+"""A function that returns the wheels to serve, by file name. It is called for every request."""
 
 _IDLE_S = 60
 """The time after which idle connections are closed."""
