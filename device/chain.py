@@ -153,7 +153,7 @@ def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
 
 
 def _different_paths(tree: Path, layer: Path) -> list[str]:
-    """Return the files and links of a layer that are missing from the tree or differ from it.
+    """Return the paths of a layer's files and links that are missing from the tree or different in the tree.
 
     Byte code is ignored: Python checks it against the source, and a board that runs from the tree may write new byte
     code.

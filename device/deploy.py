@@ -84,7 +84,7 @@ class Deployed:
 
     @property
     def text(self) -> str:
-        """What changed in the tree, by layer."""
+        """The changes to the tree, by layer, as text."""
         return "; ".join(f"{change.layer.path.name}: {change.text}" for change in self.changes)
 
     @property
@@ -106,7 +106,7 @@ def deploy(config: Config) -> Deployed:
 
     Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree is for another architecture, contains the
     other QPU library, or contains a build of torch other than the one that the extension was compiled against), InUse
-    (an export is running), ArtefactDamaged, and the errors of the build steps.
+    (an export or another deployment is running), ArtefactDamaged, and the errors of the build steps.
     """
     process.require_root("to write into the exported tree", "./inv deploy")
     began = time.monotonic()
@@ -148,7 +148,7 @@ def require_same_architecture(tree: Path, chosen: str) -> None:
 def library_of(tree: Path) -> str:
     """Return the QPU library in a tree, as a value of ``qpu.library``; empty if there is none."""
     found = {name: _outputs(tree, recipe_name) for name, (recipe_name, _) in LIBRARIES.items()}
-    # Both libraries install libqpu.so.1 and QPULib.h. Only libqpu installs the other files.
+    # Both libraries install libqpu.so.1 and QPULib.h, but only libqpu installs further files.
     if any(exists for path, exists in found["local"].items() if path not in found["upstream"]):
         return "local"
     return "upstream" if any(found["upstream"].values()) else ""
@@ -162,7 +162,7 @@ def _outputs(tree: Path, name: str) -> dict[str, bool]:
 
 
 def require_same_library(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch if the tree contains the other QPU library: the tree's programs are linked against it."""
+    """Raise PlatformMismatch if the tree contains the other QPU library, which its programs are linked against."""
     found = library_of(tree)
     if found and found != chosen:
         raise PlatformMismatch(
@@ -204,8 +204,8 @@ def put(
     """Install layers (uncompressed tar archives of parts of a root filesystem) in an exported tree.
 
     ``owned_prefixes`` are folders that only these layers write to; files in them that no layer contains are removed. If
-    the tree has the RECORD of an earlier version of a layer's wheel, the files in this RECORD that the layer does not
-    contain are also removed. The byte code of replaced modules is removed, too.
+    the tree has the RECORD of an earlier version of a layer's wheel, the files that this RECORD lists and the layer
+    does not contain are also removed. The byte code of replaced modules is removed as well.
 
     ``wheels`` maps a layer's file name to the wheel that it was unpacked from; the tree's manifest records that wheel.
 
@@ -385,7 +385,7 @@ def _verify(path: str, item: _Item) -> None:
 
 
 def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes: Sequence[str]) -> list[str]:
-    """Return the files that an earlier version of the layer installed but this one does not contain."""
+    """Return the files that an earlier version of the layer installed but this version does not contain."""
     found: set[str] = set()
     for prefix in (item.strip("/") for item in prefixes):
         if not any(path.startswith(f"{prefix}/") for path in content):
@@ -404,7 +404,7 @@ def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes
 
 
 def _files_in_record(tree: Path, site: str, record: Path) -> set[str]:
-    """Return the files that a RECORD lists and that exist, and their byte code, as paths relative to the tree."""
+    """Return the existing files that a RECORD lists, and their byte code, as paths relative to the tree."""
     found: set[str] = set()
     with record.open(newline="") as stream:
         for row in csv.reader(stream):
@@ -460,7 +460,7 @@ def _with_deployed(
 
 
 def _hash(tree: Path) -> str:
-    """Return the tree's hash; empty if every try fails because a board that runs from the tree removes a file."""
+    """Return the tree's hash; empty if, in every attempt, the board removed a file while the tree was hashed."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

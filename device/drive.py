@@ -12,7 +12,7 @@ the board stops responding, the current test fails and the earlier results are k
 The environment's ``options`` configure a run:
 
 ``private_network``  whether the server and the virtual machine run in a separate network namespace
-``chroot``           the tree to enter: ``ADDRESS:/path`` to mount, or ``served`` for the tree that this run serves
+``chroot``           the tree to enter: ``ADDRESS:/path``, or ``served`` for the tree that this run serves
 ``chroot_address``   the server's address as seen from the board; ``chroot_port`` is the server's port
 ``architecture``     the architecture of the tree to enter
 ``checksums``        a file for ``sha256sum --check`` that lists the files deployed to the tree of the running board
@@ -383,7 +383,7 @@ def _location(nodeid: str) -> tuple[str, int | None, str]:
 
 
 def _targets(suite: Path, arguments: Sequence[str], invoked_in: Path) -> Iterator[str]:
-    """Yield the arguments as paths relative to the suite, for use on the board. The suite itself is omitted."""
+    """Yield the arguments as paths relative to the suite, for use on the board. The suite's own path is omitted."""
     for argument in arguments:
         path, mark, name = str(argument).partition("::")
         absolute = (invoked_in / path).resolve()

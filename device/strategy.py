@@ -70,7 +70,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
         self.status = Status.off
 
     def abandon(self) -> None:
-        """Deactivate all drivers in any state, after Ctrl-C or a failure."""
+        """Deactivate all drivers after Ctrl-C or a failure, whatever the current state is."""
         for driver in (self.ssh, self.board, self.power, self.card, self.console, self.server):
             if driver is not None:
                 self.target.deactivate(driver)

@@ -65,9 +65,9 @@ def test_on_pi(
 ) -> SuiteResult:
     """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report the results.
 
-    ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither is given, or with
-    ``qemu``, the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: a ``host`` enters
-    the tree from its own system, the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or
+    ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither is given or
+    ``qemu`` is set, the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: a ``host``
+    enters the tree from its own system, the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or
     systemd) and ``cpu`` (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests, like pytest's
     ``-k``. ``suite`` is a folder of tests to run instead of ``tests/device``. ``place`` is a board in a lab that this
     user holds; it replaces ``host``. ``folder`` replaces the report folder. ``test_files`` selects the files that are

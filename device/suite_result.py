@@ -38,7 +38,7 @@ class SuiteResult:
 
     @property
     def ok(self) -> bool:
-        """Whether a test passed, no test failed, and the tested files are those that were built."""
+        """Whether at least one test passed, no test failed, and the tested files are those that were built."""
         return self.passed > 0 and self.clean
 
     @property

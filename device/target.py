@@ -1,8 +1,8 @@
 """labgrid resources and drivers for a board: an exported tree, its NFS server, a virtual machine, a console, and SSH.
 
-labgrid's QEMUDriver is not used: it waits indefinitely for QEMU to open the console, and reads the console only on
-request. A failed boot therefore leaves neither an error nor a log. VirtualBoardDriver implements labgrid's
-PowerProtocol with ``nfsroot.qemu`` instead. labgrid's SSHDriver accepts any host key; PinnedSSHDriver accepts only the
+labgrid's QEMUDriver is not used: it waits indefinitely for QEMU to open the console and reads the console only on
+request, so a failed boot would produce no error and no log. VirtualBoardDriver implements labgrid's PowerProtocol with
+``nfsroot.qemu`` instead. labgrid's SSHDriver accepts any host key; PinnedSSHDriver accepts only the
 expected one.
 """
 
@@ -105,7 +105,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
-    """A driver that switches a virtual machine on and off. The machine boots the served tree or second folder."""
+    """A driver that switches a virtual machine on and off. The machine boots the served tree or the second folder."""
 
     bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "tree": "ExportedTree",

@@ -443,7 +443,7 @@ def _clock(tree: Audit) -> None:
     if (before := tree.text(path)) is not None and before.strip() < stamp:
         tree.rewrite(path, f"{stamp}\n")
         tree.note("clock", path, f"older time: {before.strip()}", stamp)
-    # systemd sets the clock at least to this file's timestamp (systemd(1), since 250). pi-init also reads it.
+    # systemd advances an older clock to this file's timestamp (systemd(1), since 250), and so does pi-init.
     path = "/usr/lib/clock-epoch"
     if tree.has("/usr/lib") and (not tree.has(path) or inside(tree.root, path).lstat().st_mtime < now):
         first = not tree.has(path)

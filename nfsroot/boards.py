@@ -63,13 +63,13 @@ class Board:
     """Why the NFS server refused the board."""
 
     def reach(self, state: str, now: float) -> None:
-        """Record an event, and the board's state if it is a later stage than before."""
+        """Record the time of an event, and change the board's state if ``state`` is a later stage."""
         self.last = now
         if _STATES.index(state) > _STATES.index(self.state):
             self.state = state
 
     def advice(self, now: float) -> str:
-        """Return why the board does not boot, and the fix; empty if it has booted or may still boot."""
+        """Return the reason why the board does not boot, and the fix; empty if it has booted or may still boot."""
         if self.state in ("mounted", "up"):
             return ""
         if self.refused:

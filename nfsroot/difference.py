@@ -306,7 +306,7 @@ _TYPES = {
 
 
 def _of_tar(archive: tarfile.TarFile) -> Iterator[_Entry]:
-    """Yield the entries of a tar. A hard link has the description of its target."""
+    """Yield the entries of a tar archive. A hard link has the description of its target."""
     seen: dict[str, tuple[File, bytes]] = {}
     for item in archive:
         path = os.path.normpath(item.name).lstrip("/")

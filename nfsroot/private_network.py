@@ -20,7 +20,7 @@ from toolchain.errors import UserError
 _CLONE_NEWNET = 0x40000000
 _HERE = Path("/proc/thread-self/ns/net")
 _ADDRESS = "192.0.2.1"
-"""An address reserved for documentation (RFC 5737). If only lo has an address, NFS-Ganesha cannot resolve its own."""
+"""A documentation address (RFC 5737). If only lo has an address, NFS-Ganesha cannot resolve its own address."""
 
 _made: set[int] = set()
 

@@ -38,7 +38,7 @@ STATE = Path("/run/pitorch/share-internet.json")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _AGAIN = "./inv share-internet"
 _MATCHES_ALL = frozenset({"counter", "log", "reject", "drop", "jump", "goto"})
-"""A rule without other expressions than these matches every packet."""
+"""A rule that consists only of these expressions matches every packet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +160,10 @@ def _set_forward(value: str) -> None:
     except OSError as fault:
         raise UserError(
             f"net.ipv4.ip_forward cannot be set to {value}",
-            expected=f"{_FORWARD} is writable by root",
+            expected=f"write access to {_FORWARD}",
             found=fault.strerror or str(fault),
-            fix=f"make sysctl net.ipv4.ip_forward={value} succeed; if this is a container, start it with --privileged",
+            fix=f"run sysctl net.ipv4.ip_forward={value} to see the error, and correct its cause; "
+            "if this is a container, start it with --privileged",
         ) from fault
 
 

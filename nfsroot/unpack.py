@@ -333,8 +333,8 @@ def _set_attributes(place: Path, values: Mapping[str, bytes]) -> None:
     """Set extended attributes, except where the file system does not support them.
 
     The mode is set first, because of two properties of fakeroot (toolchain.fake_root). First, fakeroot does not
-    intercept the call with which tar creates a file, so the user cannot read a file whose mode forbids this; after a
-    chmod that fakeroot intercepts, the user can. Second, fakeroot loses a file's type if an attribute is set before
+    intercept the call with which tar creates a file, so the user cannot read a file whose mode forbids reading; after
+    a chmod that fakeroot intercepts, the user can. Second, fakeroot loses a file's type if an attribute is set before
     anything else, as tar does.
     """
     mode = place.lstat().st_mode

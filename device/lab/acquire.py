@@ -21,7 +21,9 @@ _RELEASE_LIMIT_S = 60.0
 
 @contextlib.contextmanager
 def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: float) -> Iterator[Place]:
-    """Reserve and acquire a place with these tags, and release it at the end; ``{"name": NAME}`` selects one place.
+    """Reserve and acquire a place, and release it at the end of the ``with`` block.
+
+    ``filters`` are the tags that the place must have; ``{"name": NAME}`` selects the place with that name.
 
     labgrid's reservations form a queue, so users get a board in the order of their requests. Raises UserError if no
     place has the tags or the board's exporter is not running, InUse (with the holder's name) after ``limit_s`` seconds,

@@ -130,7 +130,7 @@ class Coordinator:
             stub.ReleasePlace(request, timeout=_CALL_LIMIT_S)
 
     def allocated(self, token: str) -> str:
-        """The name of the allocated place; empty if none is allocated yet. The call also extends the reservation."""
+        """The name of the place allocated to a reservation; empty if none is allocated yet. Extends the reservation."""
         with self._stub() as stub:
             request = messages.PollReservationRequest(token=token)
             found = stub.PollReservation(request, timeout=_CALL_LIMIT_S).reservation

@@ -1,4 +1,4 @@
-"""Ask a person to switch a board that has no power switch (``power=manual``).
+"""Ask the user to switch a board without a power switch (``power=manual``) off and on.
 
 labgrid's ManualPowerDriver reads the answer from standard input, which the suite's process does not have. Therefore,
 the task asks before it starts the suite.

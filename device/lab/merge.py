@@ -1,6 +1,7 @@
 """Merge the results of several boards into one JUnit file, one evidence file and one HTML page.
 
-The page has a column and a line in the chart for each board. It first lists the tests whose results differ.
+On the page, each board has a column in the table of tests and a line in the chart. Tests whose results differ between
+boards come first.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 ``up`` writes the exporter's configuration, starts the programs that are not running, and defines a place for each row
 in ``lab.boards``. A shell restarts a program that exits. This is necessary because labgrid's exporter exits when it
 loses the connection to the coordinator. Process records, logs and generated files are in the folder ``lab`` in the
-build folder. ``down`` deletes this PC's places and stops both programs, but not while a board is held or other PCs
-have places on this PC's coordinator.
+build folder. ``down`` deletes this PC's places and stops both programs. It refuses to do so while a board is held or
+other PCs have places on this PC's coordinator.
 
 ``up`` starts the coordinator only if ``lab.coordinator`` is an address of this PC and no coordinator responds there.
 """
@@ -401,7 +401,7 @@ def _not_up(lab: Lab, name: str) -> UserError:
 
 
 def _session(lab: Lab, name: str) -> int:
-    """The session ID of a supervisor and its program; 0 if neither runs.
+    """The session ID of a supervisor and its program; 0 if neither is running.
 
     If only the supervisor was killed, the program is still in the session, so the kernel cannot have reused the
     session ID.

@@ -26,17 +26,17 @@ class Trees:
     """The exported trees that the boards of one run use. The class is thread-safe."""
 
     def __init__(self, targets: Iterable[Config] = ()) -> None:
-        """``targets`` are the configurations of those boards that are already running and will be tested, if known."""
+        """``targets`` are the configurations of the boards to test that are already running; empty if unknown."""
         self._running = frozenset(Layout.of(target).tree for target in targets)
         self._lock = threading.Lock()
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}
 
     def bring(self, target: Config, *, running: bool) -> Deployed | None:
-        """Deploy to a board's tree, unless this run has already done so. The caller holds the board.
+        """Deploy to a board's tree if running boards use it, once per run. The caller holds the board.
 
-        Returns None if nothing is deployed: the run boots the board (``running`` is false), or the tree's image was not
-        built on this PC. Raises the errors of ``deploy``, but only for a running board: a deployment that fails leaves
-        the tree unchanged, so the suite can run on a board that the run boots.
+        Returns None if the run boots the board (``running`` is false) or the tree's image was not built on this PC.
+        Raises the errors of ``deploy`` for a running board. For a board that the run boots, they are ignored, because a
+        deployment that fails leaves the tree unchanged.
         """
         tree = Layout.of(target).tree
         if not running and tree not in self._running:

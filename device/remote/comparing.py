@@ -42,7 +42,7 @@ def first_difference(found: Any, expected: Any, *, relative: float, absolute: fl
 
 
 def blank(like: Any) -> Any:
-    """A result array. It contains a value that kernels do not compute, so unwritten elements are detected."""
+    """An array for a result, filled with a value that kernels do not compute, so unwritten elements are detected."""
     return numpy.full_like(like, numpy.nan if like.dtype.kind == "f" else 77)
 
 

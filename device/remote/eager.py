@@ -65,8 +65,8 @@ def measure(
 ) -> tuple[Eager, ...]:
     """Run the model of ``description`` (``model_graph``) on the board in each precision.
 
-    ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error does not
-    affect TVM's measurement. Therefore it is not raised, but becomes the reason in each result.
+    ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error is not
+    raised, because it does not affect TVM's measurement; it becomes the ``reason`` in each result.
     """
     if address.kind == "adb":
         return not_run("phones have no Python with PyTorch")
@@ -98,7 +98,7 @@ def _results(
 
 
 def _in_container(config: Config, target: Target, description: bytes) -> Mapping[str, Any]:
-    """Run the session in a container of the system image, because this PC has no PyTorch for the emulated CPU."""
+    """Run the session in a container created from the system image: this PC has no PyTorch for the emulated CPU."""
     image = dataclasses.replace(config.image, architecture=target.architecture.debian)
     reference = dataclasses.replace(config, image=image).image_reference("system")
     remote = config.remote

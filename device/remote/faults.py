@@ -38,7 +38,7 @@ TABLE = {
         BoardSilent,
         "adb does not find {where}",
         "a phone in the output of adb devices",
-        "connect the phone and enable USB debugging in its developer options; for a phone in the network, use "
+        "connect the phone and enable USB debugging in its developer options; for a phone on the network, use "
         "adb://HOST:PORT",
     ),
     "several-phones": Row(

@@ -213,7 +213,7 @@ class LoaderSession:
         return number
 
     def parameters(self, content: bytes) -> tuple[int, str]:
-        """Map a model's parameters on the board as an array. Send them first unless the board has kept them.
+        """Map a model's parameters on the board as an array. Send them first unless the board still has them.
 
         Returns the array's number, and where the parameters came from. If the board cannot keep them, for example
         because its disk is full, the array is in memory.

@@ -32,7 +32,7 @@ value near the boundary between two steps may be rounded to either step.
 """
 ENTRY = "pitorch_model"
 OPERATOR_RUNS = 5
-"""The number of runs per operator. Its time is the median of these runs."""
+"""The number of timed runs per operator. An operator's time is the median of its runs."""
 DRIVER = Path(__file__).with_name("loader") / "model.cpp"
 _T = TypeVar("_T")
 
@@ -110,7 +110,7 @@ def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
 
 
 def _allow_torchvision() -> None:
-    """Allow ``import torchvision`` if torchvision's operators cannot be loaded. The networks do not use them.
+    """Make ``import torchvision`` work without torchvision's operators, which the networks do not use.
 
     The wheel in the public index is compiled for CUDA. With PyTorch for CPUs, the import fails, because two operators
     are missing.
@@ -210,7 +210,7 @@ def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> 
 
 
 def _without_runtime(name: str, function: Any, exported: Any) -> Any:
-    """The operator's function. Parallel loops, which use TVM's thread pool, are replaced by serial loops.
+    """The operator's function, in which serial loops replace parallel ones, because those use TVM's thread pool.
 
     Raises Fault ``model`` if the function calls TVM's runtime. TVM names functions after the operators in them.
     """
@@ -260,7 +260,8 @@ def _lowered(module: Any) -> Any:
         *cpu_generic.library_dispatch_passes(target),
         *cpu_generic.legalize_passes(target),
         transform.DeadCodeElimination(),
-        # RewriteDataflowReshape is omitted, because its calls need the virtual machine. A reshape is a copy instead.
+        # RewriteDataflowReshape is omitted, because its calls need the virtual machine. Instead, each reshape copies
+        # the tensor.
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
         transform.CallTIRRewrite(),

@@ -51,7 +51,7 @@ class Tensor:
 
 @dataclass
 class Plan:
-    """The plan. A step is an operator's function with its tensors; a copy is a tensor with the index of an output."""
+    """The plan. A step is an operator's function with its tensors; a copy is a tensor and the output to copy it to."""
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)

@@ -100,7 +100,7 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
 
 
 def _parameters(session: Any, device: Any, content: bytes) -> Any:
-    """The parameters on the board: mapped from a file that our server keeps, or in memory. Reports which of the two."""
+    """The parameters on the board: mapped from a file that pitorch's server keeps, or in memory. Reports which."""
     import tvm
 
     words = (hashlib.sha256(content).hexdigest(), len(content))

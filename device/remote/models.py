@@ -296,7 +296,10 @@ def _compiled(
     environment: environments.TvmEnvironment,
     scratch: Path,
 ) -> tuple[dict[str, Any], Path]:
-    """Compile the model in ``scratch``, and run it over RPC if there is an address. Returns facts and the library."""
+    """Compile the model in ``scratch``, and run it over RPC if there is an address.
+
+    Returns the facts that the worker reported, and the library's path.
+    """
     library = scratch / "libmodel.so"
     linker = process.require_program(target.linker(config.remote.linker), f"to link models for {target.title}")
     request = {

@@ -7,7 +7,8 @@ module with one function, whose loops are bound to work groups (``blockIdx``) an
 results are ``source``, ``function`` (the kernel's name in the source), ``work_items`` and ``group``. For the output,
 see ``reporting``.
 
-The board's driver compiles the source, and the loader starts it, because the runtime of the pinned TVM has no OpenCL.
+The runtime of the pinned TVM has no OpenCL. Therefore, the board's driver compiles the source, and the loader starts
+the kernel.
 """
 
 from __future__ import annotations

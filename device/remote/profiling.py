@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 # libqpu's emulator runs natively, so it does not need qemu-user. The emulated board has no OpenCL.
 _LIMITED = {"qpu": ("local", "tree", "ssh"), "opencl": ("local", "tree", "ssh", "adb")}
 _WORKER_LIMIT_S = 86400.0
-"""The time limit for the whole worker. Each stage also has a separate limit."""
+"""The time limit for a worker's entire run. Each stage also has a separate limit."""
 _MOST = 10**12
 
 
@@ -230,7 +230,7 @@ def wrong_device(target: Target, address: Address) -> UserError:
 def _nothing_to_keep(path: Path) -> UserError:
     return UserError(
         "an OpenCL kernel has no library",
-        expected="no --keep with --target opencl",
+        expected="--target opencl without --keep",
         found="--keep",
         fix=f"omit --keep: programs on the board compile {path.with_suffix('.cl').name} with clBuildProgram",
     )
@@ -462,7 +462,7 @@ def _error_of_worker(
     address: Address | None,
     compiled: str,
 ) -> UserError:
-    """The error for the exit of a worker. ``compiled`` is "kernel" or "model"."""
+    """The error that explains why a worker failed. ``compiled`` is "kernel" or "model"."""
     where = str(address)
     remote = config.remote
     words = {

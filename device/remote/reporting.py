@@ -3,7 +3,7 @@
 ``{"stage": NAME, "limit_s": S}`` begins a stage, ``{"fault": KIND, "found": TEXT}`` ends the run, and all other objects
 are results. Lines without the mark are output from TVM or from a kernel's file, and go to the log.
 
-If a stage takes longer than ``limit_s`` seconds, SIGALRM ends the worker. The signal has its default action. A Python
+If a stage takes longer than ``limit_s`` seconds, SIGALRM ends the worker. The signal keeps its default action. A Python
 handler would not run, because calls into TVM hold Python's global lock while they wait for a board.
 """
 
