@@ -78,7 +78,7 @@ def assembly(block: Block) -> str:
     """Return the block in assembly language.
 
     Each branch jumps to itself, because its target is outside the block. QEMU disassembles each instruction separately,
-    and therefore prints the instructions of an IT block without their conditions. NOP replaces the IT instruction itself.
+    and therefore prints the instructions of an IT block without their conditions. NOP replaces IT itself.
     """
     lines = []
     for item in block.instructions:
