@@ -1,4 +1,4 @@
-"""Measure image builds: clean, without changes, and with the packages installed by emulated RUN instructions."""
+"""Measure a clean image build, a build without changes, and emulated RUN instructions that install the packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EMULATED = "the same packages, installed by emulated RUN instructions"
 PEAK = "peak memory of Python, build-image"
 
 _LEAN = rootfs.HERE / "overlay/lean"
-"""Configuration files that make dpkg and Debian's byte compiler skip parts of the packages."""
+"""The folder with configuration files that make dpkg and Debian's byte compiler skip parts of the packages."""
 _PLAIN_STEPS = ("mirror", "tools", "rootfs")
 """The steps that build the root filesystem from scratch."""
 
@@ -84,7 +84,7 @@ def _again(workspace: Workspace) -> tuple[float, ...]:
 
 
 def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Raise CommandFailed if a step ran although nothing changed, because the figure would be wrong."""
+    """Raise CommandFailed if a step ran although nothing changed, because the time would then include this step."""
     changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     if changed:
         raise CommandFailed(
@@ -105,7 +105,7 @@ def root_alone(workspace: Workspace) -> float:
 
 
 def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return a Dockerfile that writes the files in ``settings``, then installs packages with emulated apt."""
+    """Return a Dockerfile that writes ``settings`` (contents by path), then installs packages with emulated apt."""
     written = "".join(
         f"RUN mkdir -p {shlex.quote(str(PurePosixPath(path).parent))} && "
         f"printf '%s\\n' {shlex.join(text.splitlines())} >{shlex.quote(path)}\n"
@@ -121,13 +121,13 @@ def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = Map
 
 
 def lean_settings() -> dict[str, str]:
-    """Return the lean root's configuration files: contents by path."""
+    """Return the contents of the lean root's configuration files, by path."""
     found = sorted(path for path in _LEAN.rglob("*") if path.is_file())
     return {f"/{path.relative_to(_LEAN)}": path.read_text() for path in found}
 
 
 def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
-    """Return the seconds to create a minimal root with mmdebstrap, and to add the packages to it in a container."""
+    """Return two times in seconds: to create a minimal root, and to add the packages with emulated RUN instructions."""
     config = workspace.config
     target = config.image.target
     tar = workspace.folder / "minimal.tar"

@@ -2,7 +2,7 @@
 
 The kernel is part of the user's C++ program, which is compiled in ``./inv shell`` and sent to the device, or part of
 torch's QPU extension, which ``./inv deploy`` rebuilds and installs in the device's root. Each round changes the number
-that the kernel adds. The time ends when the device's result contains the new number.
+that the kernel adds. The measurement ends when the device returns a result that contains the new number.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Subject(Protocol):
     name: str
 
     def make(self, number: int) -> float:
-        """Save a kernel that adds ``number``, and install it for the device. Returns the seconds since saving."""
+        """Save a kernel that adds ``number``, and install it for the device. Returns the time in seconds."""
 
     def run(self, entry: access.SshAccess) -> str:
         """Run the kernel in a new process on the device and return its output."""

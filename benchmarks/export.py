@@ -1,4 +1,4 @@
-"""Compare the export, an exact copy of the image, with ``docker export | tar``, which is not exact."""
+"""Compare the time to export the image exactly with that of ``docker export | tar``, whose copy is not exact."""
 
 from __future__ import annotations
 

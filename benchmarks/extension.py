@@ -1,7 +1,7 @@
 """Build an extension wheel in three ways: emulated, with a native compiler in the container, and cross-compiled.
 
 There are two comparisons: the whole wheel, built by ``pip wheel`` in the container, and the compiler and linker calls
-alone. In all three ways, the calls use the command lines and folders of the wheel's build.
+alone. In all three ways, the calls use the command lines and folders of a wheel build.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Trial:
         return spent_in(self._run(way, script))
 
     def objects(self) -> dict[str, str]:
-        """The SHA-256 of each object file."""
+        """Return the SHA-256 hash of each object file, by path."""
         return {
             str(path.relative_to(self._source)): hashlib.sha256(path.read_bytes()).hexdigest()
             for path in sorted(self._source.rglob("*.o"))

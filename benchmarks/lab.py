@@ -171,7 +171,7 @@ def _complete(coordinator: Coordinator) -> _Complete:
 
 @contextlib.contextmanager
 def _session(address: str) -> Iterator[CoordinatorStub]:
-    """Open a session, without which the coordinator lets no client acquire places; yield the session's stub."""
+    """Open a session and yield its stub. The coordinator lets a client acquire places only in a session."""
     requests: queue.SimpleQueue[messages.ClientInMessage | None] = queue.SimpleQueue()
     startup, sync = messages.ClientInMessage(), messages.ClientInMessage()
     startup.startup.name = own_name()
@@ -193,7 +193,7 @@ def _session(address: str) -> Iterator[CoordinatorStub]:
 def _lab(
     config: Config, scratch: Path, size: int
 ) -> Iterator[tuple[Coordinator, psutil.Process, list[psutil.Process]]]:
-    """Start a coordinator with exported places ``b0``, ``b1``, …, and yield it with all started processes."""
+    """Start a lab with places ``b0``, ``b1``, …; yield the coordinator, its process and the exporters' processes."""
     coordinator = Coordinator(f"127.0.0.1:{ports.free_port()}")
     rows = [parse(f"b{number}=192.0.2.{number % 250 + 1}") for number in range(size)]
     with contextlib.ExitStack() as stack:

@@ -47,7 +47,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A measured value, which is the median if there are ``samples``. ``unit`` is s, ms, µs, MB, MB/s, % or ×."""
+    """A measured value, which is the median if there are ``samples``. ``unit`` is s, ms, µs, MB, MB/s, M, % or ×."""
 
     name: str
     value: float

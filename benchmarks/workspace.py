@@ -31,7 +31,7 @@ from wheels.wheelhouse import wheelhouses
 class Workspace:
     """The user's configuration with the build folder and image name of the benchmarks, and the folder for results.
 
-    ``times`` is the number of repetitions of short measurements. ``against`` is the path of a wheel for ``cpu``.
+    ``times`` is the number of repetitions of short measurements. ``against`` is the path of ``cpu``'s second wheel.
     """
 
     config: Config
@@ -87,7 +87,7 @@ class Workspace:
         taken = InUse(
             f"other benchmarks are running in {self.results}",
             expected="one run at a time, because parallel runs interfere with each other",
-            found="a lock",
+            found="a lock that another run holds",
             fix="wait for the other run, or stop it",
         )
         with files.held(self.results / "lock", taken):

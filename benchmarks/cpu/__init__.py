@@ -1,6 +1,6 @@
-"""Instructions that torch executes on the target's CPU, counted in the emulator (``./inv bench --name=cpu``).
+"""Count in the emulator the instructions that torch executes on the target's CPU (``./inv bench --name=cpu``).
 
-``workloads.py`` runs on the target's Python and marks regions. ``count.c`` counts the code blocks that are executed in
-the regions. ``emulation.py`` runs both, and ``counts.py`` reads the counts. ``model.py`` estimates the cycles of the
-blocks with the most executed instructions. ``compare.py`` is the benchmark.
+``workloads.py`` runs in the target's Python and marks the regions to count. The plugin ``count.c`` counts how often
+each block of code is executed in a region. ``emulation.py`` runs both, and ``counts.py`` reads the counts.
+``model.py`` estimates the cycles of the blocks with the most executed instructions. ``compare.py`` is the benchmark.
 """

@@ -1,4 +1,4 @@
-"""The benchmark ``cpu``: instructions per workload, with the torch wheel for 32-bit ARM and with a second wheel."""
+"""The benchmark ``cpu``: instructions per workload, with the image's torch wheel and, if given, a second wheel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHOWN_BLOCKS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """The counts of a workload. ``reason`` states why the workload was not run."""
+    """The counts of a workload. If the workload was not run, ``reason`` states why."""
 
     name: str
     reason: str = ""
@@ -128,7 +128,7 @@ def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
 def _rows(
     workspace: Workspace, context: Context, tools: Path, plugin: Path, site: Path, out: Path, name: str
 ) -> list[Row]:
-    """Run the workloads in a container with the target's root filesystem, and estimate their cycles by a model."""
+    """Run the workloads in a container with the target's root filesystem, and estimate their cycles with a model."""
     out.mkdir()
     with progress.step(f"count the instructions of {name}"):
         emulation.run(
@@ -168,7 +168,7 @@ def _hottest(region: counts.Region, cycles: model.Modelled) -> tuple[Mapping[str
 
 
 def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> Result:
-    """Return the tables, and the figures with goals."""
+    """Return the benchmark's result, with figures and tables."""
     facts = {
         name: [
             {
@@ -231,7 +231,7 @@ def _ratio(name: str, one: float, other: float, limit: float, unit: str) -> Figu
 
 
 def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> str:
-    """Return tables of both wheels' instructions and modelled cycles, and of the instruction classes."""
+    """Return a table of both wheels' instructions and modelled cycles, and a table of the instruction classes."""
     sink = io.StringIO()
     console = Console(file=sink, width=_WIDTH, highlight=False)
     old = {row.name: row for row in before or ()}

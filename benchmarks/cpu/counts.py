@@ -101,7 +101,7 @@ def compile_plugin(tools: Path, plugin: Path) -> None:
 
 
 def read(path: Path) -> dict[int, Region]:
-    """Read the regions, by number, from a file that the plugin wrote. Raises CommandFailed if it is incomplete."""
+    """Read the regions, by number, from the plugin's file. Raises CommandFailed if the file is incomplete."""
     lines = path.read_text().splitlines() if path.is_file() else []
     if not lines or lines[-1] != "end":
         raise CommandFailed(

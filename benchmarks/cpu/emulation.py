@@ -1,4 +1,4 @@
-"""Run a script with the target's Python in a container of the target's root filesystem, under QEMU with a plugin."""
+"""Run a script with the target's Python and a QEMU plugin, in a container with the target's root filesystem."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.containers import run_in
 from flow.context import Context
 
 INSIDE = "/mnt"
-"""The folder in the container for the files that the caller binds."""
+"""The folder in the container into which callers mount their files."""
 _LIMIT_S = 3600.0
 
 
@@ -26,7 +26,8 @@ def run(
 ) -> None:
     """Run ``python3 WORDS`` with torch from ``site``. ``out`` is mounted at /out, where the plugin writes ``counts``.
 
-    ``binds`` are mounted read-only. torch uses one thread. Raises CommandFailed, CommandTimedOut, EngineUnavailable.
+    ``binds`` maps paths on this PC to read-only mount points in the container. torch uses one thread. Raises
+    CommandFailed, CommandTimedOut, EngineUnavailable.
     """
     libraries = f"/usr/lib/{context.native.gnu}"
     emulator = f"{INSIDE}/qemu"

@@ -1,8 +1,8 @@
 """Estimate the cycles of the hottest blocks with llvm-mca.
 
 LLVM has no scheduling model that llvm-mca can use for 32-bit code on the Cortex-A53 and the Cortex-A7. Its model of the
-similar Cortex-R52 lacks NEON instructions. LLVM has a model of the Cortex-A57, which it also uses for the Cortex-A72 of
-the Raspberry Pi 4.
+similar Cortex-R52 lacks NEON instructions. The estimates therefore use LLVM's model of the Cortex-A57, which LLVM also
+uses for the Cortex-A72 of the Raspberry Pi 4.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Modelled:
     cycles: float
     share: float
     per_block: tuple[float, ...] = ()
-    """The cycles of one execution of each block, the hottest first; 0 if it is not modelled."""
+    """The cycles of one execution of each block, the hottest first; 0 for a block that is not modelled."""
 
     @property
     def total(self) -> float:
-        """The cycles of all instructions, assuming that the others take as many on average as the modelled ones."""
+        """The estimated cycles of all instructions, if the others take as many on average as the modelled ones."""
         return self.cycles / self.share
 
 
@@ -51,14 +51,14 @@ def modelled(tools: Path, region: Region) -> Modelled | None:
 
 
 def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
-    """Estimate each block's cycles per execution in a long sequence; 0 if an instruction is not supported."""
+    """Estimate each block's mean cycles over many executions in a row; 0 if an instruction is not supported."""
     found = [0.0] * len(blocks)
     for encoding in _ENCODINGS:
         left = [number for number, cycles in enumerate(found) if not cycles]
         if not left:
             break
         text = "".join(f"# LLVM-MCA-BEGIN {number}\n{assembly(blocks[number])}# LLVM-MCA-END\n" for number in left)
-        # For an instruction that it cannot assemble, llvm-mca writes an error to stderr and continues.
+        # If llvm-mca cannot assemble an instruction, it writes an error to stderr and continues.
         options = [f"-mtriple={encoding}-linux-gnueabihf", f"-mcpu={CPU}", "-json"]
         done = process.run(
             ["chroot", tools, "llvm-mca-19", *options, "-skip-unsupported-instructions=any"],
@@ -77,8 +77,8 @@ def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
 def assembly(block: Block) -> str:
     """Return the block in assembly language.
 
-    Branches jump to themselves, because their targets are outside the block. QEMU disassembles each instruction
-    separately. It therefore prints the instructions of an IT block without their conditions, and NOP replaces IT.
+    Each branch jumps to itself, because its target is outside the block. QEMU disassembles each instruction separately,
+    and therefore prints the instructions of an IT block without their conditions. NOP replaces IT itself.
     """
     lines = []
     for item in block.instructions:

@@ -1,7 +1,7 @@
 """Write the figures in docs/cuda.md from the JSON file that on_gpu.py wrote on a machine with a GPU.
 
-``python -m benchmarks.cuda.figures [gpu.json]`` first copies ``gpu.json``, if it is given, and then writes the page's
-tables. A test checks that the page is up to date.
+``python -m benchmarks.cuda.figures [gpu.json]`` writes the page's tables. If ``gpu.json`` is given, the program
+first copies it to docs/cuda/h200.json. A test checks that the page is up to date.
 """
 
 from __future__ import annotations

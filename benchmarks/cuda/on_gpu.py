@@ -1,4 +1,4 @@
-"""Run all GPU work with one command, on a machine without this repository's other tools.
+"""Run all GPU tests and measurements with one command, on a machine without this repository's other tools.
 
 ::
 
@@ -7,8 +7,8 @@
 
 The script requires torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used if they are
 installed. It installs the wheel into a separate folder, and runs the tests without and with compute-sanitizer, the
-speed comparison, cuda-timing and array-exp. It writes ``gpu.json`` and the other output to FOLDER. Skipped parts are
-listed with the reason. The exit status is 0 if nothing failed.
+speed comparison, cuda-timing and array-exp. It writes ``gpu.json`` and the other output to FOLDER. ``gpu.json`` states
+why a part was skipped. The exit status is 0 if nothing failed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ SANITIZED = {
 
 memcheck skips the tests that use tens of GiB, and those that run other programs or other libraries' kernels. It also
 skips the tests that check when kernels run or when memory is allocated, because memcheck changes both. The other tools
-are slower, so each checks a smaller set of tests. The set for initcheck runs every kernel; the sets for the others run
-every kernel that shares memory among threads.
+are slower, so each checks a smaller set of tests. The set for initcheck runs every kernel; the sets for racecheck and
+synccheck run every kernel that shares memory among threads.
 """
 
 

@@ -1,4 +1,4 @@
-"""Compare the speed of the operators with torch, CuPy and a plain kernel in one run. Requires a GPU and the wheel.
+"""Compare the operators' speed with that of torch, CuPy and a plain kernel. Requires a GPU and the wheel.
 
 Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often take less time
 than their launch, so they are timed as CUDA graphs of such batches. Launch times are measured with the host's clock,
@@ -23,7 +23,7 @@ from typing import Any
 
 ROUNDS = 9
 LAUNCHES = 300
-"""Calls per batch when launches are timed. The driver queues more calls than this before it blocks the host."""
+"""Calls per batch when launches are timed. The driver can queue more calls than this before it blocks the host."""
 DATASHEET_GB_S = {"NVIDIA H200": 4800.0}
 """The memory bandwidth according to the vendor's datasheet."""
 
@@ -32,7 +32,7 @@ extern "C" __global__ void plain_add(float* c, const float* a, const float* b, i
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) c[i] = a[i] + b[i];
 }
 """
-"""The kernel in the column ``plain kernel``: it uses 32-bit indices, and a block of 1024 threads per 1024 elements."""
+"""The kernel in the column ``plain kernel``: 32-bit indices, and one block of 1024 threads for each 1024 elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Comparison:
     microseconds: Mapping[str, float]
     spread: Mapping[str, tuple[float, float]]
     ratios: Mapping[str, tuple[float, float, float]]
-    """By other candidate: 10th, 50th and 90th percentile, over all rounds, of the operator's time / the candidate's."""
+    """For each other candidate: the 10th, 50th and 90th percentile of our time / the candidate's, over all rounds."""
     moved: int = 0
     skipped: Mapping[str, str] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ def by_events(call: Callable[[], object], calls: int) -> float:
 
 
 def by_graph(call: Callable[[], object], calls: int) -> float:
-    """Measure the microseconds per call in a CUDA graph of ``calls`` calls that take less time than their launch."""
+    """Measure the microseconds per call in a CUDA graph of ``calls`` calls, which excludes the time to launch them."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -155,7 +155,7 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """Time add2 on vectors of 2^20 elements, and of 2^28 elements, where the memory limits the speed."""
+    """Time add2 on 2^20 and 2^28 elements, and axpy on 2^28. With 2^28 elements, the memory limits the speed."""
     import cuda_ops
     import torch
 
@@ -205,7 +205,7 @@ def additions() -> list[Comparison]:
 
 
 def exponentials() -> list[Comparison]:
-    """Time exp on a vector of 10^7 elements."""
+    """Time exp on 10^7 float32 elements, and on 2^28 elements of each 16-bit type."""
     import cuda_ops
     import torch
 
@@ -297,7 +297,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Measure the host time per call to the other operators. A matrix with few long rows needs many threads."""
+    """Measure the host time per call to the other operators. One of the matrices has few long rows."""
     import torch
 
     ops = torch.ops.cuda_ops

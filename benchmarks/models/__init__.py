@@ -1,4 +1,6 @@
-"""Count the instructions of models on the target's CPU, with TVM and in eager PyTorch (``./inv bench --name=models``).
+"""Count the instructions of models that TVM has compiled, and of the same models in eager PyTorch.
+
+``./inv bench --name=models`` runs this benchmark for the target's CPU.
 
 ``networks.py`` defines the models. ``on_target.py`` runs them with the target's Python and marks regions, in which
 the plugin of the benchmark ``cpu`` counts instructions. ``compare.py`` is the benchmark.

@@ -103,7 +103,7 @@ def cells(
 
 
 def result(made: Mapping[str, Mapping[str, Cell]], torch: str, target: str) -> Result:
-    """Return the table, and the ratios of TVM's instruction counts to PyTorch's."""
+    """Return the benchmark's result: the table, and the ratios of TVM's instruction counts to PyTorch's."""
     figures = [
         Figure(
             name=f"{name}, {target}: instructions, TVM / {how}",

@@ -13,7 +13,7 @@ from torch import nn
 
 CLASSES = 1000
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""For MobileNetV2: expansion, channels, blocks, stride of the first block."""
+"""MobileNetV2's stages: expansion factor, output channels, number of blocks, stride of the first block."""
 
 
 def _convolution(given: int, made: int, side: int, *, stride: int = 1, groups: int = 1) -> list[nn.Module]:
@@ -85,9 +85,9 @@ class BasicBlock(nn.Module):  # type: ignore[misc]
 
 
 def settled(network: Any) -> Any:
-    """Set the statistics of the batch normalisations to those of random images, so that random weights have an effect.
+    """Set the running statistics of the batch normalisation layers to those of random images.
 
-    With the initial statistics, all outputs of MobileNetV2 are below 1e-8.
+    With the initial statistics, all outputs of MobileNetV2 with random weights are below 1e-8.
     """
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -3,10 +3,10 @@
     python3 on_target.py count|time ROWS.json FOLDER...
 
 Each folder contains a model's library (``libmodel.so``), its parameters (``model.params``) and its description
-(``model.graph``). With ``count``, the second call of each model is marked for the plugin: the first call allocates
-memory, packs weights and chooses kernels. With ``time``, the median of three further calls is measured. The script
-writes ROWS.json, a list of objects with ``model``, ``how``, ``region`` (the region's number, or 0 if the model was not
-run), ``seconds`` (0 if they were not measured) and ``reason``.
+(``model.graph``). With ``count``, only the second call of each model is marked for the plugin, because the first
+call also allocates memory, packs weights and chooses kernels. With ``time``, the median of three further calls is
+measured. The script writes ROWS.json, a list of objects with ``model``, ``how``, ``region`` (the region's number, or 0
+if nothing was counted), ``seconds`` (0 if they were not measured) and ``reason`` (why the model was not run).
 """
 
 from __future__ import annotations
