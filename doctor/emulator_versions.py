@@ -21,7 +21,7 @@ _CHECK = "emulator and kernel"
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A row of emulators.toml."""
+    """A row of emulators.toml: a combination of versions that is known to fail."""
 
     symptom: str
     fix: str
