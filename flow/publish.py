@@ -217,7 +217,7 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
 
 
 def _checked_products(path: Path, signed: Mapping[str, Any]) -> list[str]:
-    """Compare the products that a signed provenance lists with the files next to ``path``; return a line about each.
+    """Compare the products that a signed provenance lists with the files next to ``path``; return one line for each.
 
     Raises SignatureRefused.
     """

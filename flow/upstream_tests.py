@@ -1,4 +1,4 @@
-"""Run upstream's test files with the image's torch in a container of the target, and count the results.
+"""Run upstream's test files with the image's torch in a container for the target, and count the results.
 
 The files come from the source package that the recipe pins. A failure is *explained* if ``upstream.toml`` states a
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted

@@ -85,7 +85,7 @@ def _home(recipe: Recipe, config: Config) -> tuple[Path, str]:
             raise _unusable(recipe, home, fault)
         return home.resolve(), f"CUDA {recipe.settings['release']} at {home}"
     if not config.cuda.toolkit and (system := _system(recipe)) is not None:
-        return system.resolve(), f"CUDA {recipe.settings['release']} of this system"
+        return system.resolve(), f"CUDA {recipe.settings['release']} on this system"
     folder = config.build_root / "cuda" / f"toolkit-{recipe.settings['release']}"
     home = folder / "nvidia" / f"cu{recipe.settings['release'].partition('.')[0]}"
     if fault_of(recipe, home):

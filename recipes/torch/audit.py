@@ -63,7 +63,9 @@ class _Sums:
 def examine(
     wheel: Path, target: Architecture, suite: Suite, *, flags: str, extends: Sequence[Path] = (), fix: str = _FIX
 ) -> Examined:
-    """Audit a wheel for a target. Raises WheelUnusable with all faults, or PlatformMismatch for a foreign machine.
+    """Audit a wheel for a target.
+
+    Raises PlatformMismatch if the wheel is for another machine, or WheelUnusable, which lists all faults.
 
     ``extends`` lists libraries that are loaded before those of the wheel. If the wheel extends torch, they are torch's.
 

@@ -228,7 +228,7 @@ class Built:
 
 
 class Builder:
-    """Runs the phases of one plan in containers of the builder image."""
+    """Runs the phases of one plan in containers created from the builder image."""
 
     def __init__(
         self, client: docker.DockerClient, image: str, image_id: str, plan: Plan, source: Source, log: Path
