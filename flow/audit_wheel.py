@@ -148,7 +148,7 @@ def _static_table(static: Static) -> Table:
     table.add_column("file", overflow="fold")
     for state in (CHECKED, UNCHECKED, UNPROVEN):
         table.add_column(state, justify="right", no_wrap=True)
-    table.add_column("extensions not checked", overflow="fold")
+    table.add_column("extensions, unless checked", overflow="fold")
     for file in dict.fromkeys(item.file for item in static.functions):
         here = [item for item in static.functions if item.file == file]
         seen = Counter(name for item in here if item.state != CHECKED for name in item.instructions)

@@ -510,7 +510,10 @@ def tally(
 
 
 def _ended(status: int | None, tests: Collected | None, not_run: int, *, hung: bool, cut_off: str) -> str:
-    """Return the reason why a file was not completed, or an empty string. ``status`` is pytest's, if it is known."""
+    """Return the reason why a file was not completed, or an empty string.
+
+    ``status`` is pytest's exit status, or None if it is unknown.
+    """
     if hung:
         return "hung, and could not be stopped by a signal"
     if status not in (None, 0, 1, 2, 5):

@@ -355,7 +355,7 @@ class Builder:
     def _require_as_given(self, said: str) -> None:
         """Raise RecipeInvalid if CMake has overridden a user's option.
 
-        The key and the provenance contain the user's value, so they would be wrong.
+        The key and the provenance contain the user's value, and would otherwise be wrong.
         """
         given = dict(item.split("=", 1) for item in self._plan.config.torch.options)
         other = overridden(given, _text(self.home / "pytorch" / "build" / "CMakeCache.txt"), said)

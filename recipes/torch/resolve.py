@@ -147,8 +147,8 @@ def of_this_recipe(config: Config, refused: list[str], unusable: list[Unusable])
     """Yield the path, version and origin of each wheel with the recipe's current key.
 
     The reasons for rejecting other wheels are added to ``refused``; damaged wheels are added to ``unusable``. With
-    ``torch.from_source``, the wheel from ``build-torch`` comes first, because the newest one in the cache may
-    differ from it.
+    ``torch.from_source``, the wheel from ``build-torch`` comes first, because the newest one in the cache may differ
+    from it.
     """
     wanted = key(config)
     cached = _cached(config, wanted, unusable)
