@@ -21,7 +21,7 @@ _CHECK = "emulator and kernel"
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A row of emulators.toml."""
+    """A row of emulators.toml: a combination of versions that is known to fail."""
 
     symptom: str
     fix: str
@@ -61,7 +61,7 @@ def check_emulator(config: Config) -> Finding:
     program = emulator(config.image.target.qemu)
     if program is None:
         done = "looked for the emulator in binfmt_misc and on the PATH"
-        return fail(_CHECK, done, "none", f"run ./inv --set-up to install it ({EMULATOR_PACKAGES})")
+        return fail(_CHECK, done, "no emulator", f"run ./inv --set-up to install it ({EMULATOR_PACKAGES})")
     version = first_version(process.output_of([program, "--version"], limit_s=RUN_LIMIT_S))
     return judge_emulator(
         guest=config.image.architecture, qemu=version, package=_package_version(program), kernel=os.uname().release

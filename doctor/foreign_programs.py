@@ -49,7 +49,7 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
                 f"package with apt-get install --reinstall ({EMULATOR_PACKAGES})",
             ),
         }
-        found, fix = reasons.get(fault.errno or 0, (fault.strerror or str(fault), "see the findings above"))
+        found, fix = reasons.get(fault.errno or 0, (fault.strerror or str(fault), "apply the fixes listed above"))
         return fail(name, done, found, fix)
     except subprocess.TimeoutExpired:
         return fail(name, done, f"still running after {RUN_LIMIT_S:.0f} s", "update the emulator")
@@ -101,7 +101,7 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
     done = f"compiled a C++ program with {compiler.name}, and ran it"
     status = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode
     if status != 42:
-        return fail(name, done, f"expected status 42, got {status}", "see the findings on ARM programs above")
+        return fail(name, done, f"expected status 42, got {status}", "apply the fixes for the ARM programs above")
     version = first_version(process.output_of([compiler, "-dumpfullversion"], limit_s=RUN_LIMIT_S))
     return ok(name, done, f"version {version}; the program returned the expected status")
 

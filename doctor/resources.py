@@ -62,7 +62,7 @@ def on_another_disk(data_root: Path, folder: Path) -> bool:
 
 
 def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Finding:
-    """Check the free memory per compiler process. Builds compute it in the same way (toolchain.jobs)."""
+    """Check the free memory per compiler process. The number of processes is computed as in builds (toolchain.jobs)."""
     free_mib = available_memory_mib() if available_mib is None else available_mib
     cores = len(os.sched_getaffinity(0))
     fitting = free_mib // build.memory_per_job_mib

@@ -65,7 +65,7 @@ class Probed:
 
     @property
     def verdict(self) -> str:
-        """The verdict: FAIL for an illegal instruction, INCOMPLETE if no step ran or one failed for another reason."""
+        """FAIL for an illegal instruction, INCOMPLETE if no step ran or one failed for another reason, else PASS."""
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
         return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE
@@ -121,7 +121,7 @@ class Audited:
         out.print(Text(f"verdict: {self.verdict}", style=_COLOURS[self.verdict]))
 
     def require_pass(self) -> None:
-        """Raise WheelUnusable if the wheel fails, and ChecksFailed if the probe did not complete."""
+        """Raise WheelUnusable if the wheel fails, or ChecksFailed if the probe was not completed."""
         if self.verdict == FAIL:
             illegal = [item.step for item in self.probed.steps if item.signal == _ILLEGAL]
             found = (
@@ -229,7 +229,7 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
 
 
 def _no_probe(config: Config) -> str:
-    """Return why the wheel cannot be run, or an empty string if it can."""
+    """Return the reason why the wheel cannot be run, or an empty string if it can."""
     if host_architecture() == config.image.target:
         return "this PC executes the target's programs natively, so no CPU can be emulated"
     ensure_running(config)

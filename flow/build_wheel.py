@@ -64,7 +64,7 @@ def _with_rust(context: Context, container: build.BuildContainer) -> build.Build
 
 
 def build_requirements(config: Config) -> list[Path]:
-    """Return the wheels outside the wheelhouses that a build may require: torch's, and those of Debian packages."""
+    """Return the wheels outside the wheelhouses that a build may require: torch's, and those of the distribution."""
     context = Context(config)
     manifests = pipelines.main_job(context, with_workbench=True)
     torch = require(manifests.manifest_path("torch"), "build-image").facts["wheel"]

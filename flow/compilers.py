@@ -19,7 +19,7 @@ def emulated_compiler_reason(context: Context) -> str:
 
 
 def is_extension_cross_compiled(context: Context) -> bool:
-    """Return whether the builder image cross-compiles the extension; if not, a target container builds it."""
+    """Return whether the builder image cross-compiles the extension; if not, a container for the target builds it."""
     can_cross = context.target != context.native and not emulated_compiler_reason(context)
     return context.config.build.native_compiler and can_cross
 

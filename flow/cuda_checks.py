@@ -148,7 +148,7 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
 
 
 def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
-    """Install the wheel and run its tests with the native environment's torch or another release.
+    """Install the wheel, and run its tests with the native environment's torch or, if given, the release ``torch``.
 
     Raises ChecksFailed with the last lines of pytest's output, and the same exceptions as ``other_torch``.
     """

@@ -31,7 +31,11 @@ class Timed:
 
 
 def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 10, timeline: bool = False) -> Timed:
-    """Time an operation. Raises UserError for invalid arguments or a missing GPU, or ArtefactMissing."""
+    """Time an operation.
+
+    Raises UserError for invalid arguments or if there is no GPU; ArtefactMissing if a module cannot be imported; or
+    CommandFailed.
+    """
     python = native.interpreter(config)
     site = config.build_root / "cuda" / "site"
     environment = {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}

@@ -16,7 +16,7 @@ from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import Made
 
 NO_ENGINE = "no engine is running"
-"""The reason for running a step whose image cannot be checked."""
+"""The reason why a step runs if its image cannot be checked."""
 
 
 def load_root(context: Context, role: str, tar: Path, architecture: Architecture) -> Made:

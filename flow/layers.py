@@ -40,7 +40,7 @@ def labels(image: ImageConfig, needs: Mapping[str, Manifest]) -> dict[str, str]:
 def wheels_in(needs: Mapping[str, Manifest]) -> list[dict[str, Any]]:
     """Return the ``name``, ``size`` and ``sha256`` of an image's wheels, from the manifests of its steps.
 
-    If an older manifest does not record one of these values, it is empty or None.
+    A value that an older manifest does not record is empty or None.
     """
     found = []
     for name in ("companions", "qpu-ops"):

@@ -75,7 +75,7 @@ def plan(
 
 
 def _pipeline(context: Context, again: Sequence[str], only: Sequence[str]) -> Pipeline:
-    """Return the steps of the main job, with those of the workbench if ``only`` or ``again`` names one of them."""
+    """Return the steps of the main job; include the workbench's if ``only`` or ``again`` names one of them."""
     usual = pipelines.main_job(context)
     with_workbench = pipelines.main_job(context, with_workbench=True)
     extra = {step.name for step in with_workbench.steps} - {step.name for step in usual.steps}

@@ -1,4 +1,4 @@
-"""Builder images for recipes that require more than the native tools: complete native roots."""
+"""Make builder images, which are complete native roots, for recipes that require more than the native tools."""
 
 from __future__ import annotations
 

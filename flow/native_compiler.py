@@ -1,4 +1,4 @@
-"""Provide the native cross compiler as mounts for containers of the development image."""
+"""Provide the native cross compiler as mounts for containers created from the development image."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@
     native-python ──┬── native-qpu-ops ──┬── native-suite
     native-libqpu ──┘                    └── native-breadth
 
-Shells require the development root. So does the extension if it is built in the target's container, either because the
-native compiler is disabled or because only the target's compiler generates the right code. In the latter case, libqpu
-is also compiled there.
+Shells require the development root. The extension requires it only if it is built in the target's container. This is
+the case if the native compiler is disabled, or if only the target's compiler generates the right code. In the latter
+case, libqpu is also compiled in the target's container.
 
 The steps' manifests and products are in the target's folder.
 """

@@ -155,7 +155,7 @@ def envelope_of(path: Path) -> Path:
 def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     """Verify a file: its signed statement, its provenance, and the format of a bill of materials.
 
-    If a signed provenance lists other products, those that are next to the file must match it. With ``key`` or
+    If a signed provenance lists other products, those in the file's folder must match it too. With ``key`` or
     ``registry.public_key``, the file must be signed. Raises SignatureRefused, ConfigError if a key is needed but not
     set, ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
     """
@@ -217,7 +217,7 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
 
 
 def _checked_products(path: Path, signed: Mapping[str, Any]) -> list[str]:
-    """Compare the products that a signed provenance lists with the files next to ``path``; return a line about each.
+    """Compare the products that a signed provenance lists with the files next to ``path``; return one line for each.
 
     Raises SignatureRefused.
     """

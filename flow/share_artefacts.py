@@ -1,8 +1,9 @@
 """``push-artefacts`` and ``pull-artefacts``: transfer wheels between the artefact cache and a team's registry.
 
-A team's builders can contain different packages, so there can be several wheels with the same recipe key. If this
-machine has a builder, the complete key of the wheel that it would build is known, and that wheel is requested first.
-Otherwise, or if the registry does not have that wheel, the wheel that was pushed last for the recipe is used.
+A team's builder images can contain different packages, so there can be several wheels with the same recipe key. If
+this machine has a builder image, the complete key of the wheel that it would build is known, and that wheel is
+requested first. Otherwise, or if the registry does not have that wheel, the wheel that was pushed last for the recipe
+is used.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ def pull_artefacts(config: Config, *, registry: str | None = None, user: str | N
 
 
 def artefact_key(config: Config, name: str, key: str) -> str:
-    """Return the key of the artefact that this machine's builder would produce, or an empty string without a builder.
+    """Return the key of the artefact that this machine's builder image would produce; empty if there is no such image.
 
-    Prints a warning if the builder's contents cannot be read.
+    Prints a warning if the image's contents cannot be read.
     """
     step = {"torch": "torch-builder", tvm_ffi.NAME: "tvm-ffi-builder", companions.NAME: "builder"}[name]
     made = Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}")

@@ -53,8 +53,8 @@ def command_line(
 ) -> list[str]:
     """Return docker's command line for opening the shell in a container called ``name`` (default: a new name).
 
-    The command line contains only the variables' names, because every user can read it. ``environment`` returns the
-    values.
+    Every user can read the command line, so it contains only the names of the environment variables. ``environment``
+    returns the values.
     """
     docker = str(require_program("docker", "to open a shell in a container"))
     words = [docker, "run", "--rm", "--init=false", f"--name={name or _new_name()}", "--network=host"]
@@ -121,8 +121,8 @@ def _new_name() -> str:
 def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
     """Remove the container, regardless of the state of the docker program that started it.
 
-    The docker program then exits and restores the terminal. It may still be creating the container, so the removal is
-    repeated until it has exited.
+    The docker program then exits and restores the terminal. Because it may still be creating the container, the removal
+    is repeated until the program has exited.
     """
     deadline = time.monotonic() + _END_LIMIT_S
     while True:

@@ -1,4 +1,4 @@
-"""Run upstream's test files with the image's torch in a container of the target, and count the results.
+"""Run upstream's test files with the image's torch in a container for the target, and count the results.
 
 The files come from the source package that the recipe pins. A failure is *explained* if ``upstream.toml`` states a
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
@@ -11,9 +11,9 @@ remaining tests count as *not run*.
 A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` is every fourth test in alphabetical order,
 starting with the second.
 
-The report is written after each file. The whole list takes hours, so a run of it continues an interrupted run: it skips
-the files that the installed torch has completed without unexplained failures. The SHA-256 of torch's ``RECORD``, which
-contains the hashes of all its files, identifies the installed torch.
+The report is written after each file. The whole list takes hours. Therefore, a run without names continues an
+interrupted run: it skips the files that were completed with the installed torch and without unexplained failures. The
+SHA-256 of torch's ``RECORD``, which contains the hashes of all its files, identifies the installed torch.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Collected:
-    """The test names that the plug-in wrote: all tests of the file, and those of the requested part."""
+    """The test names that the plugin wrote: all tests of the file, and those of the requested part."""
 
     whole: Sequence[str]
     part: Sequence[str]
@@ -445,7 +445,7 @@ def tally(
 ) -> Result:
     """Return a file's result from the lines of pytest-reportlog (one JSON report each).
 
-    ``signal_at`` is the time of the time limit, in seconds since the epoch. A test that fails later counts as not run,
+    ``signal_at`` is the time at which the limit is reached, in Unix seconds. A test that fails later counts as not run,
     because torch can turn the KeyboardInterrupt into another exception. ``hung`` means that no signal stopped pytest.
     ``tests`` is None if pytest exited before it had collected the tests. In this case, the file counts as failed,
     regardless of pytest's exit status.
@@ -510,7 +510,10 @@ def tally(
 
 
 def _ended(status: int | None, tests: Collected | None, not_run: int, *, hung: bool, cut_off: str) -> str:
-    """Return why a file was not completed, or an empty string. ``status`` is pytest's exit status, or None."""
+    """Return the reason why a file was not completed, or an empty string.
+
+    ``status`` is pytest's exit status, or None if it is unknown.
+    """
     if hung:
         return "hung, and could not be stopped by a signal"
     if status not in (None, 0, 1, 2, 5):

@@ -34,7 +34,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Verified:
-    """The names of the compared files, and the duration in seconds."""
+    """The mode (``sampled`` or ``full``), the names of the compared files, and the duration in seconds."""
 
     mode: str
     names: tuple[str, ...]
@@ -51,8 +51,8 @@ class Verified:
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
     """Rebuild a sample of objects or the whole wheel, and compare the results.
 
-    Raises RecipeInvalid, before the engine is started, for a target that the recipe does not build, ChecksFailed with
-    the names of the differing files, or ArtefactMissing if there is no complete build. If an object does not compile,
+    Raises RecipeInvalid for a target that the recipe does not build, before the engine is started; ChecksFailed with
+    the names of the differing files; or ArtefactMissing if there is no complete build. If an object does not compile,
     raises DiskFull or CommandFailed, as ``Builder.run`` does.
     """
     building.Plan.of(load("torch"), config, load_suite(config.image.suite))
@@ -116,7 +116,7 @@ def _object_of(command: Mapping[str, str]) -> str:
 
 
 def _require_made(tree: Path, objects: Sequence[str]) -> None:
-    """Raise ArtefactMissing for objects that have not been compiled, which the database also lists."""
+    """Raise ArtefactMissing if any object has not been compiled; the compilation database lists such objects too."""
     absent = [name for name in objects if not (tree / name).is_file()]
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""

@@ -1,4 +1,4 @@
-"""CMake options for the compilers and for the installation folder."""
+"""CMake options that set the compilers and the installation folder."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _SOURCES = ("tree", "archive", "git", "index")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One artefact. ``settings`` contains the values that are specific to it: pins, prefixes, options."""
+    """The recipe for one artefact. ``settings`` contains values that only this recipe has: pins, prefixes, options."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class Recipe:
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """TOML tables of strings (or of tables of strings) that are specific to this recipe, by name."""
     architectures: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    """For some architectures (Debian's names): tables that replace those of the same name in ``tables``."""
+    """By architecture (Debian's name): the tables that replace those of the same name in ``tables``."""
 
     def for_architecture(self, name: str) -> Recipe:
         """Return the recipe with the tables for an architecture."""
@@ -71,8 +71,8 @@ def load(name: str) -> Recipe:
     """Load the recipe in the folder called ``name``. Raises RecipeInvalid, which lists all errors in the data file.
 
     A recipe for several versions has a table ``versions.X`` for each. The table of the recipe's ``version`` is merged
-    into the rest, and the version replaces ``{version}`` in the inputs. A table ``architectures.X`` is for the
-    architecture X (``Recipe.for_architecture``).
+    into the rest, and the version replaces ``{version}`` in the inputs. A table ``architectures.X`` applies to
+    the architecture X (``Recipe.for_architecture``).
     """
     path = HERE / name / "recipe.toml"
     try:

@@ -1,4 +1,4 @@
-"""Register a library, which is installed in a separate folder, with the target root's loader, shell and Python."""
+"""Make a library in its own installation folder available to the target root's loader, shell and Python."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PYTHON_PATH = "usr/lib/python3/dist-packages/pitorch.pth"
 def register(stage: Path, installed: Path, prefix: str) -> None:
     """Register the library staged below ``stage`` with the loader, the shell, Python and pkg-config.
 
-    ``installed`` is the path of ``prefix`` below ``stage``. Links to the programs in its folder ``bin`` are created in
-    /usr/local/bin. If it has a folder ``lib/python``, this folder is added to Python's path, and /run/qpu is created at
+    ``installed`` is the path of ``prefix`` below ``stage``. /usr/local/bin gets links to the programs in its
+    folder ``bin``. If it contains ``lib/python``, this folder is added to Python's path, and boards create /run/qpu at
     boot.
     """
     loader = stage / LOADER_CONFIG
@@ -32,7 +32,8 @@ def register(stage: Path, installed: Path, prefix: str) -> None:
         state = stage / STATE_CONFIG
         state.parent.mkdir(parents=True, exist_ok=True)
         state.write_text("d /run/qpu 2770 root video -\n")
-    # A link would not work: the file computes its prefix from its own path, and pkg-config would use the link's path.
+    # A link to qpu.pc would not work: the file computes its prefix from its own path, and pkg-config would use the
+    # link's path.
     pkgconfig.mkdir(parents=True, exist_ok=True)
     relocatable = (installed / "lib/pkgconfig/qpu.pc").read_text()
     (pkgconfig / "qpu.pc").write_text(re.sub(r"(?m)^prefix=.*$", f"prefix={prefix}", relocatable))

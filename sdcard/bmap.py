@@ -1,8 +1,8 @@
 """Block maps (bmap 2.0): the blocks of an image that must be written, with their SHA-256.
 
-bmaptool reads these maps. It can also create maps, but leaves out all holes in a sparse file. However, a hole may
-belong to blocks that the file system uses, such as an empty journal, and these must also be zero on the card. This
-module leaves out only the blocks that are free in the file system.
+bmaptool reads these maps. It can also create maps, but those omit all holes in a sparse file. However, the file system
+may use blocks that lie in a hole, such as those of an empty journal, and these blocks must be zero on the card. This
+module omits only the blocks that are free in the file system.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from toolchain.errors import ArtefactDamaged
 
 BLOCK = 4096
-"""Bytes."""
+"""The size of a block in bytes."""
 
 _LONGEST_RANGE = 4096
 """The maximum number of blocks in a range, because the comparison reads a whole range into memory."""
@@ -34,7 +34,7 @@ class Range:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of the range in bytes."""
         return (self.last - self.first + 1) * BLOCK
 
 
@@ -47,7 +47,7 @@ class BlockMap:
 
 
 def measured(image: Path, mapped: Iterable[tuple[int, int]]) -> BlockMap:
-    """Return the map of an image. The ranges of blocks in ``mapped`` (first, last) must be written to the card."""
+    """Return the map of an image. ``mapped`` lists the ranges of blocks (first, last) to write to the card."""
     ranges = []
     with image.open("rb") as stream:
         for first, last in _split(mapped):

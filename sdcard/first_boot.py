@@ -1,4 +1,4 @@
-"""Prepare an exported root for a card: the files that it needs there, and cloud-init's settings for the first boot.
+"""Prepare an exported root for a card: write the files that it needs, and cloud-init's settings for the first boot.
 
 cloud-init reads ``user-data`` and ``meta-data`` from the boot partition, which it finds by the label ``LABEL``.
 Raspberry Pi Imager replaces these files and ``network-config``. At the first boot, cloud-init also generates the host
@@ -87,7 +87,7 @@ def _user(sd: SdConfig) -> Mapping[str, Any]:
 
 
 def network_config(sd: SdConfig) -> str:
-    """Return the content of ``network-config`` in Raspberry Pi Imager's form; empty if ``sd`` names no Wi-Fi."""
+    """Return the content of ``network-config`` in Raspberry Pi Imager's form; empty without a Wi-Fi network."""
     if not sd.wifi_name:
         return ""
     point = {"password": sd.wifi_psk} if sd.wifi_psk else {}

@@ -34,7 +34,7 @@ class Tools:
             "MKE2FS_CONFIG": str(self.folder / "etc/mke2fs.conf"),
             "MTOOLSRC": "/dev/null",
             "TZ": "UTC",
-            "LD_PRELOAD": "",  # fakeroot's library is for this PC's C library
+            "LD_PRELOAD": "",  # fakeroot's library requires this PC's C library
         }
         return process.run(
             self.command(name, *words),

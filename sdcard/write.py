@@ -35,9 +35,9 @@ class Written:
 def write_card(config: Config, device: Path, *, removable: bool = True) -> Written:
     """Write the configuration's card image to a block device, then read the device back and compare the content.
 
-    With ``removable``, only a card or USB device is accepted. Raises ArtefactMissing if there is no
-    image, ArtefactDamaged if the image was changed or the device's content differs, RootNeeded, UserError if the
-    device is too small or of another kind, or InUse if it is mounted.
+    With ``removable``, only a card or USB device is accepted. Raises ArtefactMissing if there is no image;
+    ArtefactDamaged if the image was changed or the device's content differs from it; RootNeeded; UserError if the
+    device is too small or of another kind; or InUse if the device is mounted.
     """
     began = time.monotonic()
     folder = Folder.of(config)

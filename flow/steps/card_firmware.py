@@ -57,7 +57,7 @@ def step(context: Context, name: str) -> Step:
 
     return Step(
         name=name,
-        title=f"firmware of boards ({package})",
+        title=f"firmware for boards ({package})",
         code=__name__,
         inputs={"package": package, "sources": "; ".join(item.line for item in wanted)},
         needs=("mirror",),

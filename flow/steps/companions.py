@@ -22,8 +22,8 @@ from wheels import artefacts
 def step(context: Context) -> Step:
     """Return the step that finds or builds the wheels.
 
-    The wheels are omitted if torch is omitted, or if the mirror does not have their source. If torch comes from the
-    package index, so do these wheels.
+    The wheels are omitted if there is no torch wheel of the version that they require, or if the mirror does not have
+    their source. If torch comes from the package index, so do these wheels.
     """
     data = recipe.load(build.NAME)
     tar = context.root / "companions-site.tar"

@@ -1,4 +1,4 @@
-"""Unpack packages with native programs for steps and tasks into one folder, without configuring the packages."""
+"""Unpack packages of native programs, which steps and tasks use, into one folder, without configuring them."""
 
 from __future__ import annotations
 

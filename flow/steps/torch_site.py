@@ -1,4 +1,4 @@
-"""Unpack torch as in the target root."""
+"""Unpack torch into the layout of the target root."""
 
 from __future__ import annotations
 

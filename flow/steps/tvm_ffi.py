@@ -1,4 +1,4 @@
-"""Unpack TVM FFI's wheel as in the target root."""
+"""Unpack TVM FFI's wheel into the layout of the target root."""
 
 from __future__ import annotations
 

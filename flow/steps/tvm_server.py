@@ -1,4 +1,4 @@
-"""Unpack TVM's RPC server as in the target root."""
+"""Install TVM's RPC server into a layer for the target root."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Build torchvision and torchaudio: cross-compile them in the native builder image against a torch wheel's files.
 
-The folder ``prebuilt`` contains the wheels for the torch wheel in this repository, so that a first build does not
-compile them. The folder is a copy of their entry in the artefact cache.
+The folder ``prebuilt`` contains the wheels that match the torch wheel in this repository, so a first build does not
+have to compile them. The folder is a copy of their entry in the artefact cache.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
 
 
 def listing(config: Config) -> str:
-    """Return the artefact cache's entries as a step input: if they change, the result of ``finished`` can change."""
+    """Return the keys in the artefact cache as a step input, because the result of ``finished`` depends on them."""
     return " ".join(artefacts.keys(config, NAME))
 
 
@@ -149,7 +149,7 @@ def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -
 
     The wheel must be stripped, and must not contain paths from its build. Raises WheelUnusable or PlatformMismatch.
     """
-    # The image format libraries use NEON if the CPU supports it.
+    # NEON is permitted: the libraries for image formats use it only if the CPU supports it.
     torch = sorted((torch_site / _packages(suite)).glob("torch*/**/*.so*"))
     return audit.examine_stripped(wheel, target, suite, flags="neon", home=_HOME, extends=torch, fix=_FIX)
 

@@ -1,7 +1,7 @@
 """Compute the key of the wheels that match an image's torch wheel, for tasks that look for finished wheels.
 
-This code is not in ``build``, because that module's code is an input to the step, and the location of torch does not
-affect the wheels.
+This code is not in ``build``, because any change to that module causes the step to run again, and the search for
+torch does not affect the wheels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def key(config: Config) -> str:
 
 
 def key_with(config: Config, torch: resolve.Resolution) -> str:
-    """Compute the key as ``key`` does, for the torch wheel that was found for the image."""
+    """Return the key for the torch wheel that was found for the image; empty if there are no companions."""
     if not config.image.companions or torch.wheel is None or unfit(torch.version):
         return ""
     return recipe_key(load(NAME), config.image.target, load_suite(config.image.suite), files.sha256_of(torch.wheel))

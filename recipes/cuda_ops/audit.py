@@ -1,4 +1,4 @@
-"""Audit a CUDA operator wheel: the CPU and GPU architectures of its code, and what it requires of the system.
+"""Audit a CUDA operator wheel: the CPU and GPU architectures of its code, and what it requires from the system.
 
 GPU code is in the section ``.nv_fatbin``: a sequence of containers, each with a header (magic 0xba55ed50, version, size
 of the header, size of the content) and entries (kind 1 for PTX and 2 for machine code, size of the entry's header, size
@@ -56,8 +56,8 @@ class Contents:
 def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> Contents:
     """Check a wheel against the requested architectures; return its contents.
 
-    Raises PlatformMismatch, or WheelUnusable if the wheel is damaged, requires a specific Python or uncommon libraries,
-    or does not contain exactly the requested GPU code.
+    Raises PlatformMismatch for a wheel for another architecture. Raises WheelUnusable if the wheel is damaged, requires
+    a specific Python or uncommon libraries, or does not contain exactly the requested GPU code.
     """
     wheels.audit(wheel, target)
     _check_tag(wheel, target)

@@ -1,7 +1,7 @@
 """Build the wheel with ``pip wheel --no-build-isolation .`` and these variables.
 
-``CUDA_OPS_ARCHITECTURES``  GPU architectures, such as ``75;80;86;90+PTX``: machine code for each; ``+PTX`` adds code
-                            that the drivers of later GPUs translate. Required, because it defines the wheel.
+``CUDA_OPS_ARCHITECTURES``  GPU architectures, such as ``75;80;86;90+PTX``. The wheel contains machine code for each;
+                            ``+PTX`` adds code that the drivers of later GPUs translate. There is no default.
 ``CUDA_OPS_TORCH_INCLUDE``  torch's include folder; only its headers are used (default: that of the installed torch)
 ``CUDA_HOME``               the CUDA toolkit (default: /usr/local/cuda)
 ``CUDA_OPS_CUDART``         folder with libcudart_static.a (default: in the toolkit)
@@ -77,7 +77,7 @@ def torch_headers() -> Path:
 
 
 class Build(build_ext):  # type: ignore[misc]
-    """Compiles kernels with nvcc and the rest with the host compiler into a library that is not a Python module."""
+    """Compiles the kernels with nvcc and the rest with CXX, and links a library that is not a Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """Return the file name without a Python version's ABI tag."""

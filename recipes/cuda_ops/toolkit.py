@@ -19,7 +19,7 @@ from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 from wheels.pip import run_pip
 
 PYPI = "pypi"
-"""The value of ``cuda.toolkit`` that excludes the system's toolkit."""
+"""The value of ``cuda.toolkit`` that selects the packages from PyPI, even if the system has a toolkit."""
 SYSTEM = Path("/usr/local/cuda")
 _NEEDED = ("bin/nvcc", "bin/ptxas", "nvvm/bin/cicc", "include/cuda_runtime.h", "include/cuda_bf16.h")
 _LIMIT_S = 1800.0
@@ -70,7 +70,7 @@ def release_of(home: Path) -> str:
 
 
 def fault_of(recipe: Recipe, home: Path) -> str:
-    """Return why a folder cannot be used as the toolkit; empty if it can."""
+    """Return the reason why a folder cannot be used as the toolkit; empty if it can."""
     missing = [name for name in _NEEDED if not (home / name).is_file()]
     if missing:
         return f"no {', '.join(missing)}"
@@ -85,7 +85,7 @@ def _home(recipe: Recipe, config: Config) -> tuple[Path, str]:
             raise _unusable(recipe, home, fault)
         return home.resolve(), f"CUDA {recipe.settings['release']} at {home}"
     if not config.cuda.toolkit and (system := _system(recipe)) is not None:
-        return system.resolve(), f"CUDA {recipe.settings['release']} of this system"
+        return system.resolve(), f"CUDA {recipe.settings['release']} on this system"
     folder = config.build_root / "cuda" / f"toolkit-{recipe.settings['release']}"
     home = folder / "nvidia" / f"cu{recipe.settings['release'].partition('.')[0]}"
     if fault_of(recipe, home):

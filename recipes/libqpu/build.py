@@ -41,8 +41,8 @@ def build(
 ) -> None:
     """Configure, compile and install libqpu, and pack the files for the target root into ``tar``.
 
-    ``builder`` is an image for this PC with a cross compiler or, without ``cross``, an image for the target. Raises
-    CommandFailed with the last lines of the compiler's output.
+    With ``cross``, ``builder`` is an image for this PC that contains the cross compiler; otherwise, it is an image for
+    the target. Raises CommandFailed with the last lines of the compiler's output.
     """
     target = config.image.target
     prefix = recipe.settings["prefix"]

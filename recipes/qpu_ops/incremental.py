@@ -1,13 +1,14 @@
-"""Update the previous build of the extension wheel, in seconds instead of minutes, if only its sources have changed.
+"""If only the extension wheel's sources have changed, update its previous build: this takes seconds, not minutes.
 
 A full build starts Python and imports torch under emulation, and then compiles every source. A changed kernel requires
 only one compilation and one link. Therefore, the previous full build is stored: its source folder with the objects, its
-compiler's command lines, and its wheel. The *surroundings* are everything else: development root, torch, libqpu,
-compiler and setup.py. If they are unchanged, a rebuild runs the compiler's command lines for the changed sources and
-the linker's command lines for their modules, without Python, and puts the products into a copy of the wheel. The
-installed files are identical to those of a full build, byte for byte; a test compares them.
+compiler and linker command lines, its wheel, and a hash of its *surroundings*. These are everything else that
+determines the wheel: development root, torch, libqpu, compiler and setup.py. If the hash is unchanged, a rebuild runs
+the compiler command lines for the changed sources and the linker command lines for their modules, without Python. It
+then puts the products into a copy of the wheel. The installed files are identical to those of a full build, byte for
+byte; a test compares them.
 
-A previous build with different surroundings or any inconsistency is ignored, and a full build follows.
+If the hash differs or the stored build is inconsistent, the stored build is ignored, and a full build follows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _RECORD = "build.json"
 
 
 def compiler_commands(output: str) -> list[list[str]]:
-    """Return the command lines of the compiler and linker in the output of setup.py (or ``pip -v``), in order."""
+    """Return the compiler and linker command lines in the output of setup.py (or ``pip -v``), in order."""
     found = []
     for line in output.splitlines():
         try:
@@ -58,10 +59,10 @@ class PreviousBuild:
         return self.folder / "source"
 
     def remember(self, surroundings: str, output: str, wheel: Path) -> None:
-        """Record a successful full build with its ``output``, and copy its ``wheel``.
+        """Record a successful full build with the command lines in its ``output``, and copy its ``wheel``.
 
-        The output of concurrent compilers can be interleaved. If it does not contain the command line of every linked
-        object, nothing is recorded.
+        The output of concurrent compilers can be interleaved. If the command line for any linked object is not found,
+        nothing is recorded.
         """
         commands = compiler_commands(output)
         compiled = {item[item.index("-o") + 1] for item in commands if "-c" in item}
@@ -129,7 +130,7 @@ class PreviousBuild:
 
 
 def _names(root: Path) -> list[str]:
-    """Return the files that may change, relative to the root. A build with a different set of files is not updated."""
+    """Return the files that may change, relative to the root. If the set of files differs, the build is not updated."""
     found = (path for name in SOURCES for path in (root / name).rglob("*"))
     return sorted(
         str(path.relative_to(root))
@@ -139,7 +140,7 @@ def _names(root: Path) -> list[str]:
 
 
 def surroundings(root: Path, *others: str) -> str:
-    """Hash the recipe's other files and all strings in ``others``."""
+    """Hash the recipe's files outside ``SOURCES`` and all strings in ``others``."""
     digest = hashlib.sha256(files.tree_fingerprint(root, "*.py", "*.toml", "backend/*").encode())
     for item in others:
         digest.update(b"\0" + item.encode())
@@ -147,7 +148,10 @@ def surroundings(root: Path, *others: str) -> str:
 
 
 def _rewrapped(old: Path, new: Path, modules: Path, libraries: Sequence[Path]) -> Path | None:
-    """Return a copy of a wheel with new modules, extensions and RECORD; None if they do not match its members."""
+    """Write a copy of ``old`` with new modules, extensions and RECORD, and return its path.
+
+    Returns None if the new files do not match the wheel's members.
+    """
     extensions = {library.name: library for library in libraries}
     if len(extensions) != len(libraries):
         return None

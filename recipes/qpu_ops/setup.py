@@ -1,11 +1,11 @@
 """Build the extension: `pip wheel .`, or `python setup.py bdist_wheel`.
 
-libqpu is searched for in include/ and lib/ below the folder LIBQPU_PREFIX. If this variable is not set, pkg-config
-finds it. It is linked by its soname, and the extension does not contain a search path: at run time, the loader finds
-libqpu.so.1 through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
+libqpu is expected in include/ and lib/ in the folder that LIBQPU_PREFIX names. If this variable is not set, pkg-config
+finds libqpu. It is linked by its soname, and the extension does not contain a search path: at run time, the loader
+finds libqpu.so.1 through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
 
 For cross-compilation, TORCH_FILES is set to the folder of a torch package for the target machine. The extension is
-compiled against this package, and torch is not imported. The properties of torch are then read from its files.
+compiled against this package. torch is not imported; its properties are read from the package's files.
 The compiler and the modules' file names come from the target Python's settings (_PYTHON_SYSCONFIGDATA_NAME,
 _PYTHON_HOST_PLATFORM).
 """
@@ -111,7 +111,7 @@ def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], *
 
 
 def compile_in_parallel() -> None:
-    """If pybind11's helper for this is installed, compile MAX_JOBS (PyTorch's variable) sources in parallel."""
+    """If pybind11's ParallelCompile is installed, compile up to MAX_JOBS (PyTorch's variable) sources in parallel."""
     try:
         from pybind11.setup_helpers import ParallelCompile
     except ModuleNotFoundError:
@@ -120,7 +120,7 @@ def compile_in_parallel() -> None:
 
 
 class ParallelBuild(build_ext):  # type: ignore[misc]
-    """Builds all modules in parallel, with MAX_JOBS compilers, so that modules do not wait for each other."""
+    """Builds all modules in parallel, with up to MAX_JOBS compilers in total, so that no module waits for another."""
 
     parallel: int | None
     compiler: Any

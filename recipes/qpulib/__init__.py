@@ -1,1 +1,1 @@
-"""Upstream QPULib, compiled as upstream does and used instead of libqpu."""
+"""Upstream QPULib, compiled as upstream compiles it and used instead of libqpu."""

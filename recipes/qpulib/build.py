@@ -30,14 +30,14 @@ from toolchain.errors import CommandFailed, SourceUnavailable
 from toolchain.jobs import compile_jobs
 
 FETCHED = "pitorch-fetched"
-"""The file in ``.git`` that marks checkouts created here. Only such checkouts are replaced when the pin changes."""
+"""The file in ``.git`` that marks checkouts created by this module. Only these are replaced when the pin changes."""
 
 _FETCH_LIMIT_S = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """How upstream is compiled: ``mode`` is emulation or qpu, ``debug`` is upstream's DEBUG=1."""
+    """How QPULib is compiled: ``mode`` is ``emulation`` or ``qpu``, and ``debug`` corresponds to upstream's DEBUG=1."""
 
     mode: str
     debug: bool
@@ -75,7 +75,7 @@ class Places:
 def pin(recipe: Recipe) -> str:
     """Return the pinned commit.
 
-    Raises SourceUnavailable unless it is 40 hexadecimal digits, because a branch could change.
+    Raises SourceUnavailable unless it consists of 40 hexadecimal digits: the name of a branch would not be a fixed pin.
     """
     commit = recipe.settings["commit"]
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
@@ -182,7 +182,7 @@ def _fetch(recipe: Recipe, folder: Path) -> None:
 
 
 def commands(places: Places, variant: Variant, *, jobs: int, options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Return the commands for configuring, compiling and installing. ``options`` are from ``compile_options``."""
+    """Return the commands that configure, compile and install. ``options`` is the result of ``compile_options``."""
     configure = (
         *("cmake", "-S", places.recipe, "-B", places.tree, "-G", "Ninja", *options),
         "-DCMAKE_BUILD_TYPE=",
@@ -207,10 +207,10 @@ def build(
     *,
     cross: bool = True,
 ) -> None:
-    """Compile in an image and pack the files for the target root into ``tar``.
+    """Compile QPULib in an image, and pack the files for the target root into ``tar``.
 
-    ``builder`` is an image for this PC with a cross compiler or, without ``cross``, an image for the target. Raises
-    CommandFailed with the last lines of the compiler's output.
+    With ``cross``, ``builder`` is an image for this PC that contains the cross compiler; otherwise, it is an image for
+    the target. Raises CommandFailed with the last lines of the compiler's output.
     """
     variant = Variant.of(config)
     work = config.target_root / "work" / f"qpulib-{builder_id.removeprefix('sha256:')[:12]}"

@@ -25,7 +25,7 @@ from wheels import find as wheels
 GOAL_MB = 60
 _OF_PYTHON = ("Py", "_Py")
 _BUILD_PATHS = (b"/usr/src/torch", b"/usr/src/recipe")
-"""The paths of the tree and the recipe in the builder's container."""
+"""The paths of the build tree and the recipe in the builder's container."""
 _KINDS = ("GLIBC", "GLIBCXX")
 _ARCHITECTURES = {10: "ARMv7", 6: "ARMv6", 14: "ARMv8"}
 """The values of Tag_CPU_arch (ARM IHI 0045, 3.3.5.2) that compilers use for the A profile."""
@@ -63,14 +63,17 @@ class _Sums:
 def examine(
     wheel: Path, target: Architecture, suite: Suite, *, flags: str, extends: Sequence[Path] = (), fix: str = _FIX
 ) -> Examined:
-    """Audit a wheel for a target. Raises WheelUnusable with all faults, or PlatformMismatch for another machine.
+    """Audit a wheel for a target.
+
+    Raises PlatformMismatch if the wheel is for another machine, or WheelUnusable, which lists all faults.
 
     ``extends`` lists libraries that are loaded before those of the wheel. If the wheel extends torch, they are torch's.
 
     The following are faults: a wrong tag, RECORD, machine or float ABI (wheels.find.audit); a CPU architecture,
     floating-point unit or use of NEON that contradicts the compiler's ``flags``, except in libraries that select their
-    code for the CPU at run time; GLIBC or GLIBCXX symbols newer than the release's; libraries that are neither in the
-    wheel nor in a minimal system; undefined symbols; RPATHs that leave the wheel; and paths from the build in any file.
+    code for the CPU at run time; GLIBC or GLIBCXX symbols newer than the release's; required libraries that are neither
+    in the wheel nor in a minimal system; undefined symbols; RPATHs that leave the wheel; and paths from the build in
+    any file.
     A size of more than 60 MB causes a warning.
     """
     wheels.audit(wheel, target)
@@ -157,7 +160,7 @@ def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str 
 
 
 def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
-    """Record the symbols that a file defines and requires, except for versioned ones, which the system provides."""
+    """Record the symbols that a file defines, and the unversioned ones that it requires (the system has the others)."""
     symbols, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
     if not isinstance(symbols, SymbolTableSection):
         return
@@ -178,7 +181,8 @@ def _defined_symbols(elf: ELFFile) -> set[str]:
     table = elf.get_section_by_name(".dynsym")
     if not isinstance(table, SymbolTableSection):
         return set()
-    # st_name, st_shndx: at the beginning and at the end (32 bits), or after st_info and st_other (64 bits).
+    # An entry starts with st_name. In 32-bit files, st_shndx is the last field; in 64-bit files, it follows st_info and
+    # st_other.
     entries = struct.iter_unpack("<I10xH" if elf.elfclass == 32 else "<I2xH16x", table.data())
     names = elf.get_section(table["sh_link"]).data()
     return {names[start : names.index(b"\0", start)].decode() for start, section in entries if section}

@@ -1,8 +1,9 @@
 """Cross-compile the torch wheel from source in its builder image.
 
 All paths inside the container are fixed and do not depend on the checkout. The sources and the build tree are in
-``/usr/src/torch``, for which this PC has one folder per recipe key. An interrupted build continues where it stopped.
-Objects are also stored in ccache by content, so a change of the recipe recompiles only the affected objects.
+``/usr/src/torch``; this PC has a separate folder for each key (``Builder.key``), which is mounted there. An interrupted
+build continues where it stopped. ccache stores the objects by the content of their sources, so a change to the recipe
+recompiles only the affected objects.
 
 Phases: prepare (unpack, patch) → configure → compile → package (inside/package).
 """
@@ -41,11 +42,11 @@ _PATIENCE_S = 20.0
 """After Ctrl-C, the time in seconds for ninja to remove partly written files, which a later run would reuse."""
 _NEEDED_MIB = 9000
 _NEEDED_TO_GO_ON_MIB = 1500
-"""The estimated space in MiB that packaging needs, as does a build in a tree that already contains objects."""
+"""The estimated space in MiB for packaging the wheel, or for continuing in a tree that already contains objects."""
 _NEXT_TO_NOTHING_MIB = 16
-"""A limit in MiB for free space. It is less than the size of any library that is written for the wheel."""
+"""If less space was free (in MiB), the disk counts as full. Every library that is written for the wheel is larger."""
 _KILLED = re.compile(r"Killed signal terminated program|unable to execute command: Killed|terminated with signal 9")
-"""Matches the messages of GCC's, Clang's and the linker's drivers about a killed process."""
+"""Matches the messages that the drivers of GCC, Clang and the linker print about a killed process."""
 _STATUS_OF_KILLED = 137
 """The exit status that a shell reports for a process that SIGKILL terminated."""
 _NINJA = re.compile(r"^\[(\d+)/(\d+)\] (.*)")
@@ -134,7 +135,7 @@ class Plan:
 
     @property
     def configure(self) -> list[str]:
-        """CMake's command line."""
+        """The CMake command line."""
         target, suite = self.config.image.target, self.suite
         python = f"/usr/lib/{target.gnu}"
         settings = {
@@ -227,7 +228,7 @@ class Built:
 
 
 class Builder:
-    """Runs the phases of one plan in containers of the builder image."""
+    """Runs the phases of one plan in containers created from the builder image."""
 
     def __init__(
         self, client: docker.DockerClient, image: str, image_id: str, plan: Plan, source: Source, log: Path
@@ -333,8 +334,8 @@ class Builder:
     def configure(self) -> None:
         """Run CMake, unless it has already run with the same options.
 
-        Raises the same exceptions as ``run``, but their fix also names the user's options, if there are any. Raises
-        RecipeInvalid if CMake has overridden one of these options.
+        Raises the same exceptions as ``run``. If the user has set options, the fix in a CommandFailed suggests omitting
+        them. Raises RecipeInvalid if CMake has overridden one of these options.
         """
         argv = self._plan.configure
         stamp = self.home / "configured"
@@ -354,7 +355,7 @@ class Builder:
     def _require_as_given(self, said: str) -> None:
         """Raise RecipeInvalid if CMake has overridden a user's option.
 
-        The key and the provenance contain the user's value.
+        The key and the provenance contain the user's value, and would otherwise be wrong.
         """
         given = dict(item.split("=", 1) for item in self._plan.config.torch.options)
         other = overridden(given, _text(self.home / "pytorch" / "build" / "CMakeCache.txt"), said)
@@ -448,8 +449,8 @@ class Builder:
         """Run a command in a container with the sources, the tree and the recipe; return the command's output.
 
         Raises CommandFailed if the command fails, unless ``check`` is false. Raises DiskFull if the disk is full, and
-        CommandFailed with a specific message if memory runs out. If the disk was almost full while the command ran,
-        this is reported as the cause, even if the output does not mention it.
+        CommandFailed with a specific message if memory runs out. If the command fails and the disk was almost full
+        meanwhile, this is reported as the cause, even if the output does not mention it.
         """
         full: list[str] = []
         killed: list[str] = []
@@ -578,7 +579,7 @@ def _truth(value: str) -> bool | None:
 def versions_in(client: docker.DockerClient, image: str, target: Architecture) -> dict[str, str]:
     """Return the versions of a builder image's packages and compilers.
 
-    No folders of the build are mounted, because the engine would create missing ones, owned by root.
+    The build's folders are not mounted: the engine would create a missing folder, and root would own it.
     """
     said = [_ask(client, image, program, "--version")[:1] for program in ("clang++", f"{target.gnu}-g++")]
     return {**packages_in(client, image), "compiler": "; ".join(line for lines in said for line in lines)}

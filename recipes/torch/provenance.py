@@ -103,7 +103,10 @@ def package_url(name: str, version: str) -> str:
 
 
 def versions_of(wheel: Path) -> dict[str, str]:
-    """Return the ``versions`` in a wheel's statement, which ``read`` must have checked; empty if it has none."""
+    """Return the versions of the compiler and packages in a wheel's statement; empty if it lists none.
+
+    The caller must have checked the statement with ``read``.
+    """
     definition = json.loads(path_for(wheel).read_text())["predicate"]["buildDefinition"]
     compiler = definition.get("internalParameters", {}).get("compiler", "")
     uris = [item.get("uri", "") for item in definition.get("resolvedDependencies", [])]
@@ -113,7 +116,7 @@ def versions_of(wheel: Path) -> dict[str, str]:
 
 
 def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:
-    """Return the files of an archive, or upstream's commit, which determines the commits of its submodules."""
+    """Describe the source by the files of a source package, or by upstream's commit, which also pins the submodules."""
     if source.kind == "git":
         table = plan.recipe.tables["git"]
         uri = f"git+{table['url']}@refs/tags/{table['tag']}"
@@ -128,7 +131,7 @@ def _byproduct(name: str, values: Mapping[str, float]) -> dict[str, Any]:
 
 
 def read(path: Path, wheel: Path) -> dict[str, Any]:
-    """Compare a wheel's SHA-256 with its statement; return the external parameters. Raises ArtefactDamaged."""
+    """Compare a wheel's SHA-256 with that in its statement; return the external parameters. Raises ArtefactDamaged."""
     try:
         document = json.loads(path.read_text())
         stated = {item["name"]: item["digest"]["sha256"] for item in document["subject"]}

@@ -58,7 +58,8 @@ def place(pin: Pin, config: Config) -> Path:
 def obtain(pin: Pin, config: Config) -> Path:
     """Return the wheel's path; fetch the wheel unless it is already there.
 
-    Raises NetworkUnreachable, or SourceUnavailable if the index lacks the wheel or its SHA-256 is not the pinned one.
+    Raises NetworkUnreachable, or SourceUnavailable if the index lacks the wheel or the wheel's SHA-256 is not the
+    pinned one.
     """
     wheel = place(pin, config)
     if not wheel.is_file():

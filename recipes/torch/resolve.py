@@ -4,9 +4,9 @@ A wheel in a wheelhouse is chosen by its name, tag and contents; the user is res
 three sources were built by this project's recipe. They are used only if their provenance states the recipe's current
 key, so an old wheel is never used after flags, options or patches have changed. For targets that have no prebuilt
 wheel, a wheel from the package index is pinned by its SHA-256 (published.toml). ``torch.source`` can restrict the
-search to one source. Each wheel is audited before it is used: archive, RECORD, machine and float ABI of every ELF file.
-If a wheel fails the audit and another source has a usable one, the failed wheel is skipped with a warning. If there is
-no usable wheel, a warning is printed, and the image is built without torch.
+search to one source. Before a wheel is used, an audit checks its archive and RECORD, and the machine and float ABI of
+every ELF file. If a wheel fails the audit and another source has a usable one, the failed wheel is skipped with a
+warning. If there is no usable wheel, a warning is printed, and the image is built without torch.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def of_this_recipe(config: Config, refused: list[str], unusable: list[Unusable])
     """Yield the path, version and origin of each wheel with the recipe's current key.
 
     The reasons for rejecting other wheels are added to ``refused``; damaged wheels are added to ``unusable``. With
-    ``torch.from_source``, the wheel from ``build-torch`` comes first, because the newest one in the cache may be a
-    different one.
+    ``torch.from_source``, the wheel from ``build-torch`` comes first, because the newest one in the cache may differ
+    from it.
     """
     wanted = key(config)
     cached = _cached(config, wanted, unusable)

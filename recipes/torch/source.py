@@ -166,7 +166,7 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
     environment = {**build_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
 
     def git(at: Path, *words: str) -> str:
-        # The submodules may also belong to another user.
+        # The checkout and its submodules may belong to another user.
         argv = ["git", "-c", "safe.directory=*", "-C", str(at), *words]
         done = process.run(argv, env=environment, merge_stderr=False, limit_s=_FETCH_LIMIT_S, log=log)
         return done.output.strip()

@@ -1,4 +1,4 @@
-"""Pytest plugin for the target's container: selects the tests to run and writes their names to a file.
+"""Pytest plugin for the target's container: it selects the tests to run and writes the tests' names to a file.
 
 On 32-bit systems, it also occupies the lower half of the address space before torch is imported. A board's kernel
 places most objects in the upper half, but qemu-user places them in the lower one, which masks errors in code that
@@ -38,7 +38,7 @@ if sys.maxsize < _HALF:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the plug-in's options."""
+    """Add the plugin's options."""
     group = parser.getgroup("upstream")
     group.addoption("--leave-out", action="append", default=[], metavar="PATTERN", help="tests to exclude (fnmatch)")
     group.addoption(
@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the part's tests except for the excluded ones, and write the names of all tests and the part's tests."""
+    """Select the part's tests that no pattern excludes; write the names of all tests and of the part's tests."""
     patterns: list[str] = config.getoption("--leave-out")
     part, parts = map(int, config.getoption("--part").split("/"))
     whole = sorted(item.nodeid for item in items)

@@ -1,7 +1,7 @@
 """Find the finished wheel in a wheelhouse or in the artefact cache, and compute its key.
 
-``build-tvm-ffi`` puts the wheel into both places; ``push-artefacts`` and ``pull-artefacts`` share the cache in a team.
-Images contain the wheel if ``remote.ffi_in_image`` is set.
+``build-tvm-ffi`` puts the wheel into both places; ``push-artefacts`` and ``pull-artefacts`` share the cache within a
+team. Images contain the wheel if ``remote.ffi_in_image`` is set.
 """
 
 from __future__ import annotations

@@ -22,13 +22,13 @@ _LIMIT_S = 1800.0
 
 
 def identity(recipe: Recipe) -> str:
-    """Return the recipe's pins; nothing is fetched."""
+    """Return text that identifies the source and the build tools by their pins. Nothing is fetched."""
     names = ("distribution", "version", "sha256", "tools")
     return " ".join(recipe.settings[name] for name in names)
 
 
 def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
-    """Return a folder with the build tools for this PC and the suite's Python.
+    """Return a folder with the build tools for this PC and the suite's Python; fetch them if necessary.
 
     Raises the same exceptions as ``obtain``.
     """
@@ -47,7 +47,8 @@ def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
 def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
     """Fetch the source archive into ``folder`` unless it is already there. ``backend`` is the result of ``tools``.
 
-    Raises NetworkUnreachable, or SourceUnavailable if the index lacks the archive or its SHA-256 is not the pinned one.
+    Raises NetworkUnreachable, or SourceUnavailable if the index lacks the archive or the archive's SHA-256 is not the
+    pinned one.
     """
     name, version, digest = (recipe.settings[key] for key in ("distribution", "version", "sha256"))
     place = folder / f"{name.replace('-', '_')}-{version}.tar.gz"

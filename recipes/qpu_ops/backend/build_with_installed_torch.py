@@ -1,8 +1,8 @@
 """A build backend: setuptools, with access to the interpreter's installed packages.
 
-``pip wheel .`` isolates a build from the installed packages and would download torch, whose version could differ from
-that of the installed one (and which no index provides for armv7). This backend restores access to the folders that the
-interpreter itself searches, so that plain ``pip wheel .`` works without a network.
+By default, ``pip wheel .`` isolates a build from the installed packages and would download torch. The downloaded
+version could differ from the installed one, and no index provides torch for armv7. This backend restores access to the
+folders that the interpreter itself searches, so that plain ``pip wheel .`` works without a network.
 """
 
 import os
