@@ -112,7 +112,7 @@ def _restore_in_cache(config: Config, made: Manifest) -> None:
         if artefacts.get(config, "torch", artefact_key):
             return
     except ArtefactDamaged as fault:
-        progress.warn(f"{fault.summary}; the cached copy is replaced")
+        progress.warn(f"{fault.summary}; replacing the cached copy")
     artefacts.put(config, "torch", artefact_key, [item.path for item in made.artefacts], recipe=key)
     progress.say(f"    {wheel.name}: put into the artefact cache again, without building it")
 

@@ -334,8 +334,8 @@ def _set_attributes(place: Path, values: Mapping[str, bytes]) -> None:
 
     The mode is set first, because of two properties of fakeroot (toolchain.fake_root). First, fakeroot does not
     intercept the call with which tar creates a file, so the user cannot read a file whose mode forbids reading; after
-    a chmod that fakeroot intercepts, the user can. Second, fakeroot loses a file's type if an attribute is set before
-    anything else, as tar does.
+    a chmod that fakeroot intercepts, the user can. Second, fakeroot loses the type of a file if the first operation
+    that it sees on the file sets an attribute, which is the case with tar.
     """
     mode = place.lstat().st_mode
     if not stat.S_ISLNK(mode):

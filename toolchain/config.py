@@ -469,7 +469,7 @@ class Config:
 
     @property
     def tag(self) -> str:
-        """The tag of images, both locally and in the registry."""
+        """The tag of an image, both locally and in the registry."""
         return self.registry.tag or self.image.label
 
     def image_reference(self, role: str) -> str:

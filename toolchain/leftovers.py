@@ -65,7 +65,7 @@ def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def _used(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield paths whose names another process uses, as an argument, open file, working folder, program or mount.
+    """Yield the paths that another process uses: as an argument, open file, working folder, program or mount point.
 
     The names are random or contain a process ID, so the name alone identifies a path.
     """

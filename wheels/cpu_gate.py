@@ -378,7 +378,7 @@ def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool
 
 
 def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int]) -> dict[int, str]:
-    """Return the sign of a CPU check for each function that has one, by the function's start address.
+    """Map the start address of each function that checks the CPU to the evidence for this check.
 
     The functions in ``direct`` contain unsupported instructions that no flag test precedes.
     """

@@ -24,7 +24,7 @@ def lines(config: Config, name: str) -> list[str]:
     if not events:
         boards = ", ".join(lab_boards.parse(row).name for row in config.lab.boards)
         raise UserError(
-            f"no events of the board {name} are recorded on this PC",
+            f"no events for the board {name} are recorded on this PC",
             expected=f"the file {recorded[0]}, or the file lab/{name}/events.jsonl in the folder of a target",
             found=f"boards in lab.boards: {boards or 'none'}",
             fix=f"to record the power, console and login events, run ./inv test-on-pi --place={name}; to record the "

@@ -19,9 +19,10 @@ _one_question = threading.Lock()
 
 
 def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
-    """Ask the user to switch the board off and on, and wait for the answer. Parallel runs ask one after the other.
+    """Ask the user to switch the board off and on, and wait for the answer.
 
-    Raises UserError if there is no terminal, and CommandFailed if Ctrl-C interrupts the question.
+    If several runs are in progress, their prompts appear one after the other. Raises UserError if there is no
+    terminal, and CommandFailed if Ctrl-C interrupts the question.
     """
     interrupted = threading.Event()
     with process.on_interrupt(interrupted.set), contextlib.ExitStack() as stack:

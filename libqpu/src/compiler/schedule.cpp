@@ -153,7 +153,7 @@ class ListScheduler {
     copies_.evictR4AndR5();
     bundle = bundler_.chooseFirst();
     if (bundle.count != 0) return bundle;
-    // Live-out copies free registers, because they move values to home registers that no other
+    // A live-out copy frees a register, because it moves a value to a home register, which no other
     // value can use.
     candidates_.clear();
     for (const std::uint32_t n : state_.ready.others()) {
