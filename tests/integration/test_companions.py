@@ -239,7 +239,7 @@ def test_prebuilt_wheels_with_another_key_or_content_are_not_used(
         damage()
         with pytest.raises(ArtefactDamaged, match="in this repository is damaged") as caught:
             build.finished(config, "1" * 64)
-        assert caught.value.fix == f"git checkout -- {build.PREBUILT}"
+        assert caught.value.fix == f"run git checkout -- {build.PREBUILT}"
 
 
 def test_serve_wheels_offers_the_images_companions(tmp_path: Path) -> None:

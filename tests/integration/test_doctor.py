@@ -169,7 +169,7 @@ def test_a_missing_emulator_is_reported(conf: Path, tmp_path: Path) -> None:
     finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
     assert "no longer exists" in finding.found
-    assert finding.fix.startswith("./inv --set-up ")
+    assert finding.fix.startswith("run ./inv --set-up ")
     assert "qemu-user-static" in finding.fix
     assert "qemu-user-binfmt" in finding.fix
 
@@ -385,7 +385,7 @@ def test_free_disk_space_is_compared_with_limits(tmp_path: Path, size_mib: int, 
     ("jobs", "available_mib", "verdict", "word"),
     [
         (1, 1500, Verdict.OK, ""),
-        (1, 1499, Verdict.FAIL, "free memory"),
+        (1, 1499, Verdict.FAIL, "stop other programs"),
         (4, 3000, Verdict.WARN, "build.jobs to 2"),
         (2, 3000, Verdict.OK, ""),
         (0, 1000, Verdict.FAIL, "1500 MiB"),

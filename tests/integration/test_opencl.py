@@ -398,7 +398,7 @@ def failing(folder: Path, function: str, code: str) -> Iterator[None]:
     ("function", "code", "summary", "found"),
     [
         ("clGetDeviceIDs", "CL_OUT_OF_RESOURCES", "no OpenCL device", r" \(clGetDeviceIDs: CL_OUT_OF_RESOURCES\)$"),
-        ("clCreateContext", "CL_DEVICE_NOT_AVAILABLE", "driver of local reports an error", ""),
+        ("clCreateContext", "CL_DEVICE_NOT_AVAILABLE", "driver on local reports an error", ""),
         ("clCreateContext", "CL_OUT_OF_HOST_MEMORY", "local does not have enough memory", ""),
         (
             "clBuildProgram",
@@ -406,24 +406,24 @@ def failing(folder: Path, function: str, code: str) -> Iterator[None]:
             "does not compile on local",
             "clBuildProgram: CL_BUILD_PROGRAM_",
         ),
-        ("clBuildProgram", "CL_COMPILER_NOT_AVAILABLE", "driver of local reports an error", ""),
+        ("clBuildProgram", "CL_COMPILER_NOT_AVAILABLE", "driver on local reports an error", ""),
         ("clBuildProgram", "CL_OUT_OF_HOST_MEMORY", "local does not have enough memory", ""),
-        ("clCreateKernel", "CL_OUT_OF_RESOURCES", "driver of local reports an error", ""),
+        ("clCreateKernel", "CL_OUT_OF_RESOURCES", "driver on local reports an error", ""),
         (
-            *("clCreateBuffer", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "device of local does not have enough memory"),
+            *("clCreateBuffer", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "device on local does not have enough memory"),
             r" for an array of 1 MiB after 0 MiB; the device has \d+ MiB, ",
         ),
-        ("clCreateBuffer", "CL_OUT_OF_RESOURCES", "driver of local reports an error", r" for an array of 1 MiB"),
-        ("clEnqueueWriteBuffer", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "device of local does not have enough", ""),
-        ("clSetKernelArg", "CL_OUT_OF_RESOURCES", "driver of local reports an error", ""),
+        ("clCreateBuffer", "CL_OUT_OF_RESOURCES", "driver on local reports an error", r" for an array of 1 MiB"),
+        ("clEnqueueWriteBuffer", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "device on local does not have enough", ""),
+        ("clSetKernelArg", "CL_OUT_OF_RESOURCES", "driver on local reports an error", ""),
         (
-            *("clEnqueueNDRangeKernel", "CL_OUT_OF_RESOURCES", "driver of local reports an error"),
+            *("clEnqueueNDRangeKernel", "CL_OUT_OF_RESOURCES", "driver on local reports an error"),
             " for 96×1×1 work items in work groups of 32×1×1$",
         ),
         ("clEnqueueNDRangeKernel", "CL_INVALID_WORK_GROUP_SIZE", "work group is too large for local", " groups of 32×"),
-        ("clFinish", "-9999", "driver of local reports an error", "clFinish: error -9999$"),
-        ("clGetEventProfilingInfo", "CL_PROFILING_INFO_NOT_AVAILABLE", "driver of local reports an error", ""),
-        ("clEnqueueReadBuffer", "CL_OUT_OF_RESOURCES", "driver of local reports an error", ""),
+        ("clFinish", "-9999", "driver on local reports an error", "clFinish: error -9999$"),
+        ("clGetEventProfilingInfo", "CL_PROFILING_INFO_NOT_AVAILABLE", "driver on local reports an error", ""),
+        ("clEnqueueReadBuffer", "CL_OUT_OF_RESOURCES", "driver on local reports an error", ""),
     ],
 )
 def test_error_code_of_the_driver_is_reported(
