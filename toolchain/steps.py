@@ -72,7 +72,8 @@ class Decision:
     """The decision on whether a step runs, and the reason."""
 
     step: Step
-    key: str
+    inputs: Mapping[str, str]
+    """The inputs at the time of the decision. The manifest records these, because sources may change during a run."""
     runs: bool
     reason: str
     previous: Manifest | None
@@ -115,16 +116,15 @@ class Pipeline:
             again = [name for name in step.needs if decisions[name].runs]
             if again and not decision.runs:
                 reason = f"{', '.join(again)} will run again"
-                decision = Decision(step, decision.key, True, reason, decision.previous)
+                decision = Decision(step, decision.inputs, True, reason, decision.previous)
             decisions[step.name] = decision
         return list(decisions.values())
 
     def _decide(self, step: Step, made: Mapping[str, Manifest | None], force: frozenset[str]) -> Decision:
         inputs = _inputs(step, made)
-        key = key_of(step.name, inputs)
         previous = Manifest.read(self.manifest_path(step.name))
-        reason = _reason(step, inputs, key, previous, force)
-        return Decision(step, key, bool(reason), reason or "inputs unchanged", previous, step.name in force)
+        reason = _reason(step, inputs, previous, force)
+        return Decision(step, inputs, bool(reason), reason or "inputs unchanged", previous, step.name in force)
 
     def execute(self, decisions: Sequence[Decision], *, at_once: int = 2) -> list[Manifest]:
         """Run a plan's steps; return the manifests of all its steps, in order.
@@ -203,8 +203,8 @@ class Pipeline:
             made = step.action(needs)
         manifest = Manifest(
             step=step.name,
-            key=decision.key,
-            inputs=_inputs(step, needs),
+            key=key_of(step.name, decision.inputs),
+            inputs=decision.inputs,
             artefacts=tuple(item if isinstance(item, Artefact) else Artefact.of(item) for item in made.artefacts),
             facts=made.facts,
             warnings=made.warnings,
@@ -237,12 +237,12 @@ def _inputs(step: Step, made: Mapping[str, Manifest | None]) -> dict[str, str]:
     return {**step.inputs, **code, **products}
 
 
-def _reason(step: Step, inputs: Mapping[str, str], key: str, previous: Manifest | None, force: frozenset[str]) -> str:
+def _reason(step: Step, inputs: Mapping[str, str], previous: Manifest | None, force: frozenset[str]) -> str:
     if step.name in force:
         return "requested"
     if previous is None:
         return "never finished before"
-    if previous.key != key:
+    if previous.key != key_of(step.name, inputs):
         return "changed: " + "; ".join(_difference(previous.inputs, inputs))
     for artefact in previous.artefacts:
         if not artefact.path.is_file() or artefact.path.stat().st_size != artefact.size:

@@ -252,7 +252,7 @@ def test_the_plan_from_source_starts_with_torchs_steps(
 
     def decided(config: object) -> list[Decision]:
         del config
-        return [Decision(step(name), "", runs, "a reason", None) for name in ("mirror", "torch-builder", "torch-wheel")]
+        return [Decision(step(name), {}, runs, "a reason", None) for name in ("mirror", "torch-builder", "torch-wheel")]
 
     main = Pipeline(tmp_path, [step("mirror"), step("torch")])
     main.execute(main.plan())

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from registry_parts import small_disk
 
-from toolchain import process
+from toolchain import closure, process
 from toolchain.config import ROOT
 from toolchain.errors import DiskFull, UserError
 from toolchain.manifest import Artefact, Manifest
@@ -103,6 +103,22 @@ def test_long_values_are_shortened_in_the_reason(tmp_path: Path) -> None:
     execute(tmp_path, writer(tmp_path, runs, "root", sources="a" * 64, packages="p" * 80))
     (decision,) = Pipeline(tmp_path, [writer(tmp_path, runs, "root", sources="b" * 64, packages="q" * 80)]).plan()
     assert decision.reason == (f"changed: packages {'p' * 57}… → {'q' * 57}…; sources {'a' * 12} → {'b' * 12}")
+
+
+def test_code_that_changes_during_a_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closure, "ROOT", tmp_path)
+    module = tmp_path / "maker.py"
+    module.write_text("version = 1")
+
+    def action(_: Mapping[str, Manifest]) -> Made:
+        module.write_text("version = 2")
+        return Made()
+
+    step = Step(name="root", title="root", inputs={}, action=action, code="maker")
+    execute(tmp_path, step)
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {"root": "changed: code maker.py"}
+    execute(tmp_path, step)
+    assert reasons(Pipeline(tmp_path, [step]).plan()) == {}
 
 
 def test_missing_or_incomplete_product_is_rebuilt(tmp_path: Path) -> None:
@@ -408,7 +424,7 @@ def test_the_plan_table_has_one_line_per_step(tmp_path: Path) -> None:
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from toolchain import process
+from toolchain import closure, process
 from toolchain.steps import Made, Pipeline, Step
 
 folder = Path(sys.argv[1])
