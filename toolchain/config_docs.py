@@ -45,7 +45,8 @@ Settings are read in this order, and later sources take precedence: the default 
 `/etc/invoke.yaml`, `~/.invoke.yaml`, `invoke.yaml` in the checkout, the environment variable in
 the table, and the file that `./inv --config FILE TASK` names. The items of a list in an
 environment variable are separated by commas. Relative paths in settings are relative to the
-checkout, and `~` is your home folder, also under sudo. FILE is relative to your current folder.
+checkout, and `~` is your home folder, also under sudo. The path FILE of `--config` is relative to
+your current folder.
 
 All settings are checked before a task begins. An unknown section or key is an error; the message
 suggests the nearest valid name. All errors are reported together (exit code 11). A path must be
@@ -58,15 +59,15 @@ _NOTES = {
 Combinations of flavour and kernel:
 
 - `flavour: raspbian`: the root filesystems and the development image contain Raspbian, and
-  programs that run on this PC come from Debian. Raspbian does not provide a kernel, so the
-  default is Debian's kernel, which boots on QEMU's virtual machine, a Pi 2 and a Pi 3. libqpu and
-  wheels are compiled by Raspbian's own compiler under emulation, because it generates ARMv6 code
-  and Debian's compiler does not. The torch wheel contains ARMv7 code, which does not run on a Pi
-  1.
-- `kernel: raspberrypi`: only the kernel and boot firmware come from the Raspberry Pi archive;
-  apt in the image follows the same rule (`/etc/apt/preferences.d/pitorch`). The kernel is the one
-  for a Pi 2 and 3 or, for arm64, the 64-bit kernel; `extra_packages` can add other kernels from
-  that archive.
+  programs that run on this PC come from Debian. Raspbian does not provide a kernel, so the default
+  is Debian's kernel, which supports QEMU's virtual machine, the Pi 2 and the Pi 3. libqpu and
+  wheels are compiled by Raspbian's own compiler under emulation, because Raspbian's compiler
+  generates ARMv6 code and Debian's compiler does not. The torch wheel contains ARMv7 code, which
+  does not run on a Pi 1.
+- `kernel: raspberrypi`: only the kernel and boot firmware come from the Raspberry Pi archive; apt
+  in the image follows the same rule (`/etc/apt/preferences.d/pitorch`). armhf images contain the
+  kernel for the Pi 2 and 3, and arm64 images contain the 64-bit kernel; `extra_packages` can add
+  other kernels from that archive.
 - The tests build images for both settings from substitute archives. Images from the real archives
   have not been built.
 """,
