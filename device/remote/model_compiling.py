@@ -1,7 +1,7 @@
-"""Compile a PyTorch model to a shared library for a target. The functions that use ``torch`` or ``tvm`` import them.
+"""Compile a PyTorch model to a shared library for a target.
 
 The model comes from a file written by ``torch.export.save``, or from a function that returns a module and example
-inputs.
+inputs. Only functions that use ``torch`` or ``tvm`` import these packages.
 """
 
 from __future__ import annotations
