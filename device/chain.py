@@ -95,7 +95,7 @@ def check(
 
 
 def broken_links(document: Mapping[str, Any], severity: str) -> list[str]:
-    """Return one line for each broken link with this severity."""
+    """Return one line for each broken link that has the severity ``severity``."""
     return [
         f"{link['name']}: expected {_short(link['expected'])}, found {_short(link['found'])}"
         for link in document["links"]
@@ -113,7 +113,7 @@ def _last_manifest(steps: Sequence[Manifest], name: str) -> Manifest | None:
 
 
 def _image_built(steps: Sequence[Manifest]) -> str:
-    """Return the id of the last image that was built here; empty if there is none."""
+    """Return the id of the last image that was built on this PC; empty if there is none."""
     system = _last_manifest(steps, "system")
     return str(system.facts.get("image", "")) if system is not None else ""
 
@@ -137,7 +137,7 @@ def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
     """Compare a layer with the exported tree.
 
     Returns the layer's SHA-256 and True if the tree contains the whole layer, otherwise the differing paths and False.
-    If the two cannot be compared, returns the reason and None.
+    If the layer and the tree cannot be compared, returns the reason and None.
     """
     try:
         layer.verify()

@@ -204,10 +204,11 @@ def put(
     """Install layers (uncompressed tar archives of parts of a root filesystem) in an exported tree.
 
     ``owned_prefixes`` are folders that only these layers write to; files in them that no layer contains are removed. If
-    the tree has the RECORD of an earlier version of a layer's wheel, the files that this RECORD lists and the layer
-    does not contain are also removed. The byte code of replaced modules is removed as well.
+    the tree has the RECORD of an earlier version of a layer's wheel, the files that this RECORD lists, but that the
+    layer does not contain, are also removed. The byte code of replaced modules is removed as well.
 
-    ``wheels`` maps a layer's file name to the wheel that it was unpacked from; the tree's manifest records that wheel.
+    ``wheels`` maps a layer's file name to the wheel from which the layer was made; the tree's manifest records that
+    wheel.
 
     Raises ArtefactMissing, ArtefactDamaged or InUse.
     """
@@ -337,7 +338,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _make_folder(destination: Path, path: str, member: tarfile.TarInfo) -> bool:
-    """Create a folder unless it exists. Returns whether it was created."""
+    """Create a folder unless it exists. Returns whether the folder was created."""
     if not os.path.lexists(destination):
         destination.mkdir(mode=member.mode & 0o7777)
         os.chown(destination, member.uid, member.gid)

@@ -4,10 +4,10 @@
 
 ``tests/device/conftest.py`` registers the plugin if an environment is passed to labgrid's plugin. This machine imports
 nothing from the suite, because torch and the extension modules exist only on the board. The strategy boots the board
-and logs in. The suite is sent as one tar archive on standard input, and ``device.onboard`` runs it in one process. Each
-result that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as usual. If
-the board stops responding, the current test fails and the earlier results are kept. If pytest exits early on the board
-(because of an internal error or ``pytest.exit``), every test without a result is an error.
+and logs in. The suite is sent to the board as one tar archive, and ``device.onboard`` runs the tests there in one
+process. Each result that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work
+as usual. If the board stops responding, the current test fails and the earlier results are kept. If pytest exits early
+on the board (because of an internal error or ``pytest.exit``), every test without a result is an error.
 
 The environment's ``options`` configure a run:
 
@@ -145,7 +145,8 @@ class DeviceSession:
                 raise
             raise UserError(
                 "labgrid does not provide the board",
-                expected=f"a board that this run has acquired from the coordinator {coordinator}, with its resources",
+                expected=f"a board that this run has acquired from the coordinator {coordinator}, and whose resources "
+                "are exported",
                 found=f"{type(fault).__name__}: {fault}",
                 fix="run ./inv lab status; if resources are MISSING, run ./inv lab up on the PC that the board is "
                 "connected to",
@@ -165,7 +166,8 @@ class DeviceSession:
     def _wait_for_deployed_files(self, strategy: Any) -> None:
         """Wait until the board reads the deployed files. An NFS client may use cached attributes for a minute.
 
-        Raises ChainBroken if the board reads other files after that time, or has no NFS file system.
+        Raises ChainBroken if the board still reads other files after ``_ATTRIBUTES_LIMIT_S`` seconds, or has no NFS
+        file system.
         """
         if not (listed := self._option("checksums", "")):
             return
@@ -312,7 +314,10 @@ class DeviceSession:
         self.current = ""
 
     def _abort(self, reason: str, not_run: str) -> None:
-        """Fail the current test (or the whole suite) with ``reason``, and the remaining tests with ``not_run``."""
+        """Report an error for the current test (or the whole suite), and for each test without a result.
+
+        ``reason`` is the text of the current test's error, and ``not_run`` the text for each other test.
+        """
         tail = "\n".join(["", "--- last lines of the board's output ---", *self.last_lines]) if self.last_lines else ""
         self._fail(self.current or "device::suite", reason + tail)
         self._fail_tests_without_result(not_run)
@@ -383,7 +388,10 @@ def _location(nodeid: str) -> tuple[str, int | None, str]:
 
 
 def _targets(suite: Path, arguments: Sequence[str], invoked_in: Path) -> Iterator[str]:
-    """Yield the arguments as paths relative to the suite, for use on the board. The suite's own path is omitted."""
+    """Yield the arguments as paths relative to the suite, for use on the board.
+
+    An argument that is the suite's folder itself is omitted.
+    """
     for argument in arguments:
         path, mark, name = str(argument).partition("::")
         absolute = (invoked_in / path).resolve()

@@ -32,10 +32,11 @@ guessed.
 ``timing``      the timing document from the board (``tests/device/timing.py``), or ``{"reason": …}`` if there is none
 
 ``execution`` is ``emulation`` if this program started the machine in QEMU or the device tree's ``compatible`` strings
-contain "virt" or "qemu". It is ``hardware`` if the board's device tree names a Raspberry Pi and contains the revision
-code and the serial number that a Pi's firmware writes. Otherwise it is ``unverified``. Only results with
-``hardware`` count as measured on hardware. If QEMU's machine raspi2b uses a kernel's device tree, this tree contains
-the model name, but neither the revision code nor the serial number. A deliberately forged device tree is not detected.
+contain "virt" or "qemu". ``execution`` is ``hardware`` if the board's device tree names a Raspberry Pi and contains the
+revision code and the serial number that a Pi's firmware writes. In all other cases, ``execution`` is ``unverified``.
+Only results whose ``execution`` is ``hardware`` count as measured on hardware. If QEMU's machine raspi2b uses a
+kernel's device tree, the machine reports the model name, but neither a revision code nor a serial number. A
+deliberately forged device tree is not detected.
 """
 
 from __future__ import annotations

@@ -68,7 +68,10 @@ def own_user() -> str:
 
 
 def client_environment(coordinator: str) -> dict[str, str]:
-    """Return environment variables for labgrid's programs: the user, and no HTTP proxy for the coordinator."""
+    """Return environment variables for labgrid's programs.
+
+    The variables set the user's name, and exclude the coordinator from the use of an HTTP proxy.
+    """
     return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]"), "LG_USERNAME": own_user()}
 
 
@@ -173,7 +176,7 @@ def prepare(
 
 
 def _bare_system(config: Config) -> Layout:
-    """Return the system that the virtual machine boots before the chroot: the tree itself if there is no image."""
+    """Return the system that the virtual machine boots before the chroot: the bare system or, without it, the tree."""
     try:
         return bare_system.ready(config)
     except ArtefactMissing as fault:

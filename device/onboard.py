@@ -1,10 +1,10 @@
-"""Describe the board, run pytest once and time the kernels. Runs on the board, in a folder with the tests.
+"""Describe the board, run pytest once and time the kernels. The board runs this program in a folder with the tests.
 
-The program requires only Python 3.11 or later and pytest. It is a single process, because on an emulated board,
-starting Python again takes as long as running a hundred tests.
+The program requires only Python 3.11 or later and pytest. The program is a single process, because on an emulated
+board, starting Python again takes as long as running a hundred tests.
 
-It prints its results to standard output as lines of JSON. Each line is an object, in which the key ``pitorch`` is the
-type of the line. All other output goes to standard error. The lines, in order:
+The program prints its results to standard output as lines of JSON. Each line is an object; the value of its key
+``pitorch`` is the type of the line. All other output goes to standard error. The lines, in order:
 
     {"pitorch": "facts", …}                       the board, see ``facts``
     {"pitorch": "collected", "nodeids": […]}      the tests that pytest will run
@@ -83,7 +83,8 @@ def facts() -> dict[str, Any]:
 def firmware(tree: Path = Path("/proc/device-tree")) -> dict[str, str]:
     """Return the values that only a Pi's firmware writes to the device tree: revision code (hex) and serial number.
 
-    The device trees in kernel packages contain neither value. An emulator that uses one has only the Pi's model name.
+    The device trees in kernel packages contain neither value, so an emulator that uses one of these device trees has
+    only the Pi's model name.
     """
     try:
         revision = (tree / "system" / "linux,revision").read_bytes().hex()
@@ -201,8 +202,8 @@ def _reason(text: str) -> str:
 def absent_components(path: Path) -> list[str]:
     """Find the image components that a test file imports but that are not installed.
 
-    The test file cannot check this itself, because it imports the components at its top. A component that is installed
-    but cannot be imported is broken, not missing, and fails the suite.
+    A test file cannot itself skip its tests if a component is missing, because it imports the components at its top. A
+    component that is installed but cannot be imported is broken, not missing, and fails the suite.
     """
     tree = ast.parse(path.read_text(), str(path))
     imported: set[str] = set()
@@ -274,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent)
     parser.add_argument("--keyword", default="")
     parser.add_argument("--timing", action="append", default=[], help="an argument for timing.py")
-    parser.add_argument("--timing-limit", type=float, default=0.0, help="time limit of timing.py in s; 0: no timing")
+    parser.add_argument("--timing-limit", type=float, default=0.0, help="time limit for timing.py in s; 0: skip it")
     options = parser.parse_args(arguments)
 
     began = time.monotonic()

@@ -24,7 +24,7 @@ _ABSENT = re.compile(r"the image is built without (.+)")
 class Test:
     """A test of the suite.
 
-    ``outcome`` is passed, failed, error or skipped; ``text`` is the reason if it did not pass.
+    ``outcome`` is passed, failed, error or skipped; ``text`` is the reason if the test did not pass.
     """
 
     nodeid: str

@@ -1,7 +1,7 @@
 """Render the HTML report: one file without external resources, so it can be opened offline and forwarded.
 
-The report contains only data from the evidence document. matplotlib draws the chart as SVG. Its colours are replaced by
-CSS variables, so the chart follows the reader's light or dark setting.
+The report contains only data from the evidence document. matplotlib draws the chart as SVG. The chart's colours are
+replaced by CSS variables, so the chart follows the reader's light or dark setting.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _drawing = threading.Lock()
 
 
 def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:
-    """Return one SVG element with a chart of time over matrix columns for each title, on logarithmic axes.
+    """Return one SVG element with a chart for each title: time over the number of matrix columns, on logarithmic axes.
 
     The charts form two columns. ``height`` is the number of rows in the matrix. Lines with the same name
     share a legend entry.
@@ -305,6 +305,6 @@ def render(document: Mapping[str, Any], *, evidence_name: str, evidence_sha256: 
 
 
 def write(document: Mapping[str, Any], path: Path, *, evidence_file: Path) -> None:
-    """Write the report atomically. It contains the SHA-256 of ``evidence_file``, the document on disk."""
+    """Write the report atomically. The report contains the SHA-256 of ``evidence_file``, the document on disk."""
     digest = files.sha256_of(evidence_file)
     files.write_text_atomically(path, render(document, evidence_name=evidence_file.name, evidence_sha256=digest))

@@ -113,7 +113,8 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
                 "the SD card cannot be connected to the board",
                 expected=f"a working {self.card.tool} on {self.card.mux.host}",
                 found=found,
-                fix="correct card=MODEL/SERIAL in lab.boards, or ensure that this user can log in to that PC over SSH",
+                fix="correct card=MODEL/SERIAL in lab.boards, or ensure that this user can log in over SSH to the PC "
+                "that the device is connected to",
             ) from fault
 
     def _log_in(self) -> None:

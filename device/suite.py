@@ -65,7 +65,7 @@ def test_on_pi(
 ) -> SuiteResult:
     """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report the results.
 
-    ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither is given or
+    ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither of them is given, or if
     ``qemu`` is set, the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: a ``host``
     enters the tree from its own system, the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or
     systemd) and ``cpu`` (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests, like pytest's
@@ -159,7 +159,7 @@ def _exclusive(paths: Paths) -> Iterator[None]:
                 f"{paths.folder} belongs to another user",
                 expected="write permission for the report folder",
                 found=str(fault),
-                fix=f"run the task as that user ({caller.as_root('./inv test-on-pi')}), "
+                fix=f"run the task as the owner of the folder ({caller.as_root('./inv test-on-pi')}), "
                 "or set build.folder to your own folder",
             ) from fault
         files.remove(paths.staging.folder)  # The folder was left by a run that was killed.

@@ -54,8 +54,8 @@ class ExportedTree(Resource):  # type: ignore[misc]
 class TreeServerDriver(Driver):  # type: ignore[misc]
     """A driver that serves the exported tree over NFS while the driver is active.
 
-    If ``second_folder`` is set, this folder is also served. It contains the bare system from which the virtual machine
-    enters the tree.
+    If ``second_folder`` is set, the driver also serves this folder. ``second_folder`` contains the bare system from
+    which the virtual machine enters the tree.
     """
 
     bindings = {"tree": "ExportedTree"}  # noqa: RUF012 - labgrid requires a plain dict
@@ -164,7 +164,7 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
 
     @Driver.check_active  # type: ignore[untyped-decorator]
     def off(self, power_off: Callable[[], object] | None = None) -> None:
-        """Stop the machine. If given, ``power_off`` shuts down the guest; otherwise, the machine stops immediately."""
+        """Stop the machine. ``power_off``, if given, shuts down the guest; otherwise, the machine stops immediately."""
         if self.machine is not None:
             self._end(self.machine, power_off)
 

@@ -61,7 +61,7 @@ def judge_engine(info: EngineInfo) -> Finding:
 
 
 def check_container(oci_platform: str) -> Finding:
-    """Build an image for the target's platform, run the ARM program in the build, and check the image's platform."""
+    """Build an image for the target's platform, run a small ARM program in it, and check the image's platform."""
     name = "container"
     tag = f"pitorch-doctor:{uuid.uuid4().hex}"
     done = f"built an image with COPY and RUN for {oci_platform}, and inspected it"

@@ -92,7 +92,10 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
 
 
 def writable(folder: Path) -> Path:
-    """Return the folder or, if it is not writable, the system's temporary folder. ``check_disk`` reports the reason."""
+    """Return the folder or, if it is not writable, the system's temporary folder.
+
+    ``check_disk`` reports why a folder is not writable.
+    """
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
     return folder if os.access(folder, os.W_OK | os.X_OK, effective_ids=True) else Path(tempfile.gettempdir())

@@ -1,8 +1,8 @@
 """Block maps (bmap 2.0): the blocks of an image that must be written, with their SHA-256.
 
-bmaptool reads these maps. It can also create maps, but those omit all holes in a sparse file. However, the file system
-may use blocks that lie in a hole, such as those of an empty journal, and these blocks must be zero on the card. This
-module omits only the blocks that are free in the file system.
+bmaptool reads these maps. bmaptool can also create maps, but its maps omit all holes in a sparse file. However, the
+file system may use blocks that lie in a hole, such as those of an empty journal, and these blocks must be zero on the
+card. This module omits only the blocks that are free in the file system.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def read(path: Path) -> BlockMap:
     if claimed is None or hashlib.sha256(whole.encode()).hexdigest() != claimed[1]:
         raise ArtefactDamaged(
             f"{path} is not an intact block map",
-            expected="a bmap file whose checksum matches",
+            expected="a bmap file whose checksum matches its content",
             found=f"checksum {claimed[1]}, which does not match" if claimed else "no checksum",
             fix="run ./inv sd-image",
         )

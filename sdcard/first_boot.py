@@ -1,8 +1,8 @@
 """Prepare an exported root for a card: write the files that it needs, and cloud-init's settings for the first boot.
 
 cloud-init reads ``user-data`` and ``meta-data`` from the boot partition, which it finds by the label ``LABEL``.
-Raspberry Pi Imager replaces these files and ``network-config``. At the first boot, cloud-init also generates the host
-keys and enlarges the root's file system.
+Raspberry Pi Imager replaces ``user-data``, ``meta-data`` and ``network-config``. At the first boot, cloud-init also
+generates the host keys and enlarges the root's file system.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def fit_for_card(tree: Audit, disk_id: str) -> None:
 
 
 def require_complete(sd: SdConfig) -> None:
-    """Raise ConfigError if settings are incomplete."""
+    """Raise ConfigError if the settings for the first boot are incomplete."""
     if (sd.ssh_keys or sd.password_hash) and not sd.user:
         raise ConfigError(["sd.user: expected the name of the user that sd.ssh_keys and sd.password_hash are for"])
     if bool(sd.wifi_name) != bool(sd.wifi_country) or (sd.wifi_psk and not sd.wifi_name):

@@ -3,7 +3,7 @@
 The image has an MBR partition table, a FAT partition with the files that a board's firmware reads, and an ext4 root.
 All identifiers are derived from the hash of the image's tree, and all times from ``image.source_date_epoch``. mke2fs
 makes the root from a tarball; genimage and mtools make the boot partition and the partition table. These programs are
-extracted packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's programs.
+extracted from packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's programs.
 
 Root privileges are not required. For an ordinary user, the part that sets the files' owners runs under fakeroot
 (toolchain.fake_root); the image is the same.
@@ -306,7 +306,7 @@ def _make(
 
 
 def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Path, ids: Identifiers) -> BootParts:
-    """Write the files of the boot partition. Raises ArtefactMissing if a board could not boot from them."""
+    """Write the files of the boot partition. Raises ArtefactMissing if a board could not boot from these files."""
     parts = boot_parts(tree, fetched.folder)
     missing = parts.missing()
     if not follow(tree, "usr/bin/cloud-init").is_file():
@@ -356,7 +356,7 @@ def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dic
             "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime,hdrcharset:=BINARY", ".",
         ],
         env={"LC_ALL": "C"},
-        fix="see the last lines of the output; the usual cause is a full disk",
+        fix="read the last lines of the output; if the disk is full, which is the usual cause, free some space",
     )  # fmt: skip
     files.remove(tree)
     entries = counts["files"] + counts["folders"]

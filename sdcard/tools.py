@@ -13,7 +13,7 @@ _LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class Tools:
-    """The folder with the programs. ``epoch`` is the time, in Unix seconds, that they write into file systems."""
+    """The folder with the programs. The programs write the time ``epoch``, in Unix seconds, into file systems."""
 
     folder: Path
     epoch: int
@@ -42,5 +42,5 @@ class Tools:
             stdin=stdin,
             limit_s=_LIMIT_S,
             merge_stderr=False,
-            fix="see the last lines of the output; the usual cause is a full disk",
+            fix="read the last lines of the output; if the disk is full, which is the usual cause, free some space",
         ).output

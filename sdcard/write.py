@@ -36,8 +36,8 @@ def write_card(config: Config, device: Path, *, removable: bool = True) -> Writt
     """Write the configuration's card image to a block device, then read the device back and compare the content.
 
     With ``removable``, only a card or USB device is accepted. Raises ArtefactMissing if there is no image;
-    ArtefactDamaged if the image was changed or the device's content differs from it; RootNeeded; UserError if the
-    device is too small or of another kind; or InUse if the device is mounted.
+    ArtefactDamaged if the image was changed or the device's content differs from the image; RootNeeded; UserError if
+    the device is not suitable, for example because it is too small; or InUse if the device is mounted.
     """
     began = time.monotonic()
     folder = Folder.of(config)
@@ -73,13 +73,13 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
             f"{device} is not a whole device",
             expected="a whole device, which contains all its partitions",
             found=f"type {listed['type']}",
-            fix=f"pass the whole device that contains it; {names}",
+            fix=f"pass the whole device instead of a part of it; {names}",
         )
     mounted = [point for item in _with_children(listed) for point in item["mountpoints"] if point]
     if mounted:
         raise InUse(
             f"{device} is in use and is not overwritten",
-            expected="no mounted partition or swap space on it",
+            expected="no mounted partition or swap space on the device",
             found=", ".join(mounted),
             fix=f"if this is the right device, run umount {mounted[0]}",
         )
@@ -118,7 +118,7 @@ def _with_children(listed: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _compare(device: Path, blocks: bmap.BlockMap) -> None:
-    """Compare the device's blocks with their checksums, without the kernel's cache. Raises ArtefactDamaged."""
+    """Read the blocks from the device, not from a cache, and verify their checksums. Raises ArtefactDamaged."""
     with device.open("rb", buffering=0) as stream:
         fcntl.ioctl(stream, _BLKFLSBUF)
         for item in blocks.ranges:

@@ -1,7 +1,8 @@
 """A client for labgrid's coordinator: reads and changes places and reservations through labgrid's own interface.
 
 Requests that need a session (reserve, acquire) go through the program labgrid-client, because a session belongs to a
-connection. Most other requests are direct calls: they take milliseconds, while the program takes a second to start.
+connection. Most other requests are direct calls: a call takes milliseconds, while labgrid-client takes a second to
+start.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class Coordinator:
                 f"the place {name} belongs to another PC",
                 expected=f"a name that only this PC uses on the coordinator {self.address}",
                 found=f"a place with the resources {', '.join(others)}",
-                fix="choose another name for the row in lab.boards; if that PC was renamed or no longer exists, run "
-                f".venv/bin/labgrid-client -x {self.address} -p {name} delete",
+                fix="choose another name for the row in lab.boards; if the other PC was renamed or no longer exists, "
+                f"run .venv/bin/labgrid-client -x {self.address} -p {name} delete",
             )
         before = dict(old.tags) if old else {}
         tags = {"quarantine": before.get("quarantine", "no"), **tags}
@@ -159,7 +160,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def _stub(self) -> Iterator[Any]:
-        """Labgrid's gRPC stub. Errors from its calls are converted to user errors."""
+        """Labgrid's gRPC stub. gRPC errors in the ``with`` block are converted to user errors."""
         with grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             try:
                 yield CoordinatorStub(channel)

@@ -8,7 +8,7 @@ from toolchain.errors import UserError
 
 
 def lines(config: Config, name: str) -> list[str]:
-    """The events of a board on this PC, sorted by time. Raises UserError if none are recorded."""
+    """The events that this PC has recorded for a board, sorted by time. Raises UserError if there are none."""
     if not lab_boards.NAME.fullmatch(name):
         raise UserError(
             "lab log needs the name of a board",

@@ -37,9 +37,9 @@ _COLOURS = 8
 class Outcome:
     """The result on one board.
 
-    ``document`` is the board's evidence. If it is empty, the suite did not run on the board, and ``error`` says why.
-    If both are set, either a test failed or there was another error: for example, the board has files that were not
-    built here.
+    ``document`` is the board's evidence. If ``document`` is empty, the suite did not run on the board, and ``error``
+    says why. If ``document`` and ``error`` are both set, either a test failed or there was another error: for example,
+    the board has files that were not built on this PC.
     """
 
     board: str
@@ -106,7 +106,7 @@ class Outcome:
 
     @property
     def without_result(self) -> list[str]:
-        """The tests that did not run on this board. Without evidence, these are all tests that were assigned to it."""
+        """The tests that did not run on this board: all assigned tests if the board has no evidence."""
         if not self.document:
             return list(self.files)
         return [test["nodeid"] for test in self.document["results"]["tests"] if test["text"] in _NOT_RUN]
@@ -140,7 +140,7 @@ class Outcome:
 
 
 def folder_of(board: str, turn: int) -> str:
-    """A board's report folder in a turn, relative to the folder of the merged report."""
+    """The folder for a board's report on one turn, relative to the folder of the merged report."""
     return board if turn == 1 else f"{board}/turn{turn}"
 
 
@@ -229,7 +229,8 @@ def _counted(results: Mapping[str, Any]) -> str:
 def rows(outcomes: Sequence[Outcome]) -> list[TestRow]:
     """All tests: first those whose results differ between boards, then those that failed, then all others.
 
-    Boards on which the suite did not run are ignored. If boards ran parts of the suite, results are not compared.
+    Boards on which the suite did not run are ignored. If each board ran only a part of the suite, the boards' results
+    are not compared.
     """
     tests = [outcome.tests for outcome in outcomes if outcome.document]
     sharded = any(outcome.files for outcome in outcomes)
@@ -271,11 +272,12 @@ def evidence(config: Config, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     ``schema``  1
     ``made``    the time at which the run ended (UTC, ISO 8601)
     ``target``  the image's label
-    ``boards``  for each board, ``board`` and ``error``. If the suite ran on the board, also ``model``, ``kernel``,
-                ``execution``, ``execution_reason``, ``image`` (``reference`` and ``id``), ``results`` (counts), and
-                ``evidence`` (``path`` and ``sha256`` of the board's own evidence). If the board ran only a part of the
-                suite, also ``turn``, ``test_files``, ``not_run`` (tests that ran on no board) and ``moved`` (tests that
-                ran on another board in the next turn). A board has one entry for each turn.
+    ``boards``  for each board, ``board`` and ``error``. If the suite ran on the board, the entry also contains
+                ``model``, ``kernel``, ``execution``, ``execution_reason``, ``image`` (``reference`` and ``id``),
+                ``results`` (counts), and ``evidence`` (``path`` and ``sha256`` of the board's own evidence). If the
+                board had to run only a part of the suite, the entry also contains ``turn``, ``test_files``, ``not_run``
+                (tests that ran on no board) and ``moved`` (tests that ran on another board in the next turn). A board
+                has one entry for each turn.
     """
     return {
         "schema": 1,

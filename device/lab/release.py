@@ -1,9 +1,9 @@
 """A process that releases a place when the task that holds it exits (``python -m device.lab.release``).
 
 If a client is killed, labgrid's coordinator does not release the client's place. The task therefore starts this process
-before it acquires a place, and only this process releases the place. It waits for the end of its standard input, which
-the kernel closes when the task exits for any reason, including SIGKILL. The process runs in a separate session and
-ignores Ctrl-C. If the coordinator does not respond, the process tries again.
+before it acquires a place, and only this process releases the place. The process waits for the end of its standard
+input, which the kernel closes when the task exits for any reason, including SIGKILL. The process runs in a separate
+session and ignores Ctrl-C. If the coordinator does not respond, the process tries again.
 """
 
 from __future__ import annotations

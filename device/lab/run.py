@@ -143,7 +143,7 @@ def on_shards(config: Config, tag: str, how: How) -> merge.Merged:
 
 @contextlib.contextmanager
 def _all_acquired(lab: Lab, names: Sequence[str]) -> Iterator[dict[str, Place]]:
-    """Hold the boards during the ``with`` block. They are acquired and released in parallel.
+    """Hold the boards during the ``with`` block. The boards are acquired and released in parallel.
 
     Boards that cannot be acquired are left out.
     """
@@ -305,7 +305,7 @@ def _outcome(lab: Lab, name: str, how: How, held: Place | None = None) -> Outcom
 
 @contextlib.contextmanager
 def _acquired(lab: Lab, filters: Mapping[str, str], limit_s: float | None = None) -> Iterator[Place]:
-    """Hold a board. Wait up to ``limit_s`` seconds for it, by default ``lab.queue_limit_s``."""
+    """Hold a board. Wait for the board for up to ``limit_s`` seconds, by default ``lab.queue_limit_s``."""
     limit_s = lab.config.lab.queue_limit_s if limit_s is None else limit_s
     with acquired(lab.coordinator, filters, limit_s=limit_s) as place:
         progress.say(f"    acquired {place.name}")
@@ -324,7 +324,7 @@ def _on_board(lab: Lab, place: Place, how: How) -> SuiteResult:
 
 
 def _set_quarantine(lab: Lab, name: str, value: str) -> None:
-    """Set the quarantine tag. An error only causes a warning, because the result of the run is still valid."""
+    """Set the quarantine tag. If this fails, the run only prints a warning, because its result is still valid."""
     try:
         lab.coordinator.tag(name, _QUARANTINE, value)
     except UserError as fault:
@@ -356,7 +356,7 @@ def _trees_of(lab: Lab, places: Iterable[Place]) -> Trees:
 
 
 def _running(place: Place, resources: Collection[str]) -> bool:
-    """Whether the board must already be running: it is a real board with resources that do not let the run boot it."""
+    """Whether the board must already be running, because its resources do not allow the run to boot it."""
     switched = not _SWITCHED.isdisjoint(resources) or place.tags.get("power") == lab_boards.MANUAL
     return "NetworkService" in resources and not switched
 

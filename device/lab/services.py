@@ -1,10 +1,10 @@
 """``./inv lab up|status|down``: manage a coordinator and an exporter, which run in the background on this PC.
 
 ``up`` writes the exporter's configuration, starts the programs that are not running, and defines a place for each row
-in ``lab.boards``. A shell restarts a program that exits. This is necessary because labgrid's exporter exits when it
-loses the connection to the coordinator. Process records, logs and generated files are in the folder ``lab`` in the
-build folder. ``down`` deletes this PC's places and stops both programs. It refuses to do so while a board is held or
-other PCs have places on this PC's coordinator.
+in ``lab.boards``. Each program runs under a shell that restarts it, because labgrid's exporter exits when it loses the
+connection to the coordinator. Process records, logs and generated files are in the folder ``lab`` in the build
+folder. ``down`` deletes this PC's places and stops both programs. ``down`` raises InUse while a board is held or other
+PCs have places on this PC's coordinator.
 
 ``up`` starts the coordinator only if ``lab.coordinator`` is an address of this PC and no coordinator responds there.
 """
@@ -142,7 +142,7 @@ class LabState:
 
 
 def target_of(config: Config, tags: Mapping[str, str]) -> Config:
-    """The configuration for a board. If the board has the tag ``architecture``, the tag overrides the setting."""
+    """The configuration for a board. The board's tag ``architecture`` overrides ``image.architecture``."""
     architecture = tags.get(lab_boards.ARCHITECTURE, config.image.architecture)
     return replace(config, image=replace(config.image, architecture=architecture))
 
@@ -380,7 +380,10 @@ def _start(lab: Lab, name: str, words: Sequence[str]) -> None:
 
 
 def _wait(lab: Lab, name: str, ready: Callable[[], bool]) -> None:
-    """Wait until a program is ready. If it is not ready in time, stop it, and raise UserError with its last output."""
+    """Wait until a program is ready. If the time limit is exceeded, stop the program and raise UserError.
+
+    The error contains the last lines of the program's output.
+    """
     deadline = time.monotonic() + _START_LIMIT_S
     while not ready():
         if time.monotonic() > deadline:

@@ -26,7 +26,7 @@ class Trees:
     """The exported trees that the boards of one run use. The class is thread-safe."""
 
     def __init__(self, targets: Iterable[Config] = ()) -> None:
-        """``targets`` are the configurations of the boards to test that are already running; empty if unknown."""
+        """``targets`` are the configurations for the run's boards that are already running; empty if unknown."""
         self._running = frozenset(Layout.of(target).tree for target in targets)
         self._lock = threading.Lock()
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}
@@ -35,8 +35,8 @@ class Trees:
         """Deploy to a board's tree if running boards use it, once per run. The caller holds the board.
 
         Returns None if the run boots the board (``running`` is false) or the tree's image was not built on this PC.
-        Raises the errors of ``deploy`` for a running board. For a board that the run boots, they are ignored, because a
-        deployment that fails leaves the tree unchanged.
+        Raises the errors of ``deploy`` for a running board. For a board that the run boots, errors of ``deploy`` are
+        ignored, because a deployment that fails leaves the tree unchanged.
         """
         tree = Layout.of(target).tree
         if not running and tree not in self._running:

@@ -75,7 +75,7 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """Parse an address. Raises UserError if it is invalid."""
+    """Parse an address. Raises UserError if the address is invalid."""
     if text in ("local", "emulator"):
         return Address(kind=text)
     if (found := _SSH.fullmatch(text)) is not None:

@@ -49,7 +49,10 @@ class Kernel:
         return ", ".join(f"{item.dtype} {'×'.join(map(str, item.shape))}" for item in (*self.arrays, self.expected))
 
     def launch(self) -> Any:
-        """The return value of the file's ``launch``, for OpenCL. Raises Fault ``kernel`` with the line of the error."""
+        """The return value of ``launch(size)`` in an OpenCL kernel's file.
+
+        Raises Fault ``kernel`` with the line of the error.
+        """
         path = Path(str(self.source.__file__))
         return guarded(path, "launch() fails", lambda: self.source.launch(self.size))
 

@@ -28,7 +28,7 @@ PRECISIONS = ("float32", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class Eager:
-    """The measurement in one precision. If the model was not run, ``reason`` states why."""
+    """The measurement of a model in one precision. If the model was not run, ``reason`` states why."""
 
     precision: str
     reason: str = ""
@@ -84,7 +84,7 @@ def measure(
 
 
 def not_run(reason: str) -> tuple[Eager, ...]:
-    """A result without a measurement for each precision, all with the same reason."""
+    """For each precision, a result that contains only the reason why the model was not run."""
     return tuple(Eager(precision=precision, reason=reason) for precision in PRECISIONS)
 
 

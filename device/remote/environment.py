@@ -52,7 +52,10 @@ class TvmEnvironment:
 
 
 def ready(config: Config) -> TvmEnvironment:
-    """Install TVM unless it is installed. Raises NetworkUnreachable, WheelUnusable, DiskFull, or CommandFailed."""
+    """Install TVM unless it is already installed.
+
+    Raises NetworkUnreachable, WheelUnusable, DiskFull, or CommandFailed.
+    """
     return TvmEnvironment(_installed(config, "tvm", tvm_server.pins(), _NEEDED_MIB))
 
 
@@ -83,7 +86,7 @@ def _install(pins: tuple[str, ...], site: Path, log: Path) -> None:
             f"{pins[0]} cannot be installed",
             expected=f"a {name} wheel for this machine's Python {sys.version.split()[0]}",
             found="none in the package index",
-            fix="run the task on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch have wheels",
+            fix="run the task on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch publish wheels",
         )
 
     words = ["install", "--no-deps", "--only-binary=:all:"]

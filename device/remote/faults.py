@@ -13,7 +13,7 @@ from toolchain.errors import AccessDenied, BoardLost, BoardSilent, CommandFailed
 
 @dataclass(frozen=True)
 class Row:
-    """An error class and its messages. ``{where}`` is the board's address; callers provide the other fields."""
+    """An error class and its messages. The placeholder ``{where}`` is the board's address; others vary by fault."""
 
     error: type[UserError]
     summary: str
@@ -192,7 +192,10 @@ _OF_LOADER = (
 
 
 def error_of(kind: str, found: str, **words: object) -> UserError:
-    """The error for a kind of fault. ``words`` are the fields of its messages. Raises KeyError for an unknown kind."""
+    """The error for a kind of fault. ``words`` replace the placeholders in the error's messages.
+
+    Raises KeyError for an unknown kind.
+    """
     row = TABLE[kind]
     summary, expected, fix = (text.format(**words) for text in (row.summary, row.expected, row.fix))
     return row.error(summary, expected=expected, found=found, fix=fix)

@@ -1,8 +1,8 @@
 """A session with the loader (``loader/loader.cpp``), which runs kernels and models on a board without a TVM runtime.
 
-The loader is compiled on the host, sent to the board for each session, and removed at the end of the session. It
-handles one request at a time. The host's deadline for a request is slightly longer than the board's, so a board that
-misses the host's deadline is considered lost.
+The loader is compiled on the host, sent to the board for each session, and removed at the end of the session. The
+loader handles one request at a time. The host's deadline for a request is slightly longer than the board's, so a board
+that misses the host's deadline is considered lost.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def build_static_loader(config: Config, target: Target, kernel: Path, entry: str
 
 
 def build_android_loader(config: Config, target: Target) -> Path:
-    """Compile a loader for an Android phone. It uses Android's C library, so it can open the phone's libraries.
+    """Compile a loader for an Android phone. The loader uses Android's C library, so it can open the phone's libraries.
 
     The loader is linked against stubs of the phone's libraries, which define only the symbols in bionic.txt.
 
@@ -162,7 +162,7 @@ def _compiler(config: Config, target: Target) -> Path:
 
 
 class LoaderSession:
-    """A session with the loader. ``close`` ends it even if a kernel or model is running."""
+    """A session with the loader. ``close`` ends the session even if a kernel or model is running."""
 
     def __init__(
         self, process_: subprocess.Popen[bytes], stderr: IO[bytes], where: str, session_limit_s: float
@@ -213,10 +213,10 @@ class LoaderSession:
         return number
 
     def parameters(self, content: bytes) -> tuple[int, str]:
-        """Map a model's parameters on the board as an array. Send them first unless the board still has them.
+        """Map a model's parameters on the board as an array. Parameters that the board no longer has are sent first.
 
-        Returns the array's number, and where the parameters came from. If the board cannot keep them, for example
-        because its disk is full, the array is in memory.
+        Returns the array's number, and where the parameters came from. If the board cannot keep the parameters, for
+        example because its disk is full, the array is in memory.
         """
         words = f"{hashlib.sha256(content).hexdigest()} {len(content)}"
         if (found := self._ask(f"map {words}")) != "-":
@@ -273,7 +273,7 @@ class LoaderSession:
         return self._answer(self._limit_s + GRACE_S)
 
     def send(self, data: bytes) -> None:
-        """Write data. There is a deadline, because a board that no longer responds does not read its input."""
+        """Write data before a deadline: a board that no longer responds does not read its input."""
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 - opened as a pipe
         deadline, rest = self._deadline(), memoryview(data)

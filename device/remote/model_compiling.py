@@ -1,7 +1,7 @@
-"""Compile a PyTorch model to a shared library for a target. Only the functions import ``torch`` and ``tvm``.
+"""Compile a PyTorch model to a shared library for a target.
 
 The model comes from a file written by ``torch.export.save``, or from a function that returns a module and example
-inputs.
+inputs. Only functions that use ``torch`` or ``tvm`` import these packages.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
 def _allow_torchvision() -> None:
     """Make ``import torchvision`` work without torchvision's operators, which the networks do not use.
 
-    The wheel in the public index is compiled for CUDA. With PyTorch for CPUs, the import fails, because two operators
-    are missing.
+    Torchvision's wheel in the public index is compiled for CUDA. With PyTorch for CPUs, the import fails,
+    because two operators are missing.
     """
     import torch
 
@@ -210,7 +210,7 @@ def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> 
 
 
 def _without_runtime(name: str, function: Any, exported: Any) -> Any:
-    """The operator's function, in which serial loops replace parallel ones, because those use TVM's thread pool.
+    """The operator's function with serial loops instead of parallel loops, which would use TVM's thread pool.
 
     Raises Fault ``model`` if the function calls TVM's runtime. TVM names functions after the operators in them.
     """

@@ -2,8 +2,8 @@
 
 Only a similar version of PyTorch can load a file from ``torch.export``, and boards have an older version than this PC.
 The description therefore consists of a JSON object, which lists the calls to ATen operators, followed by a newline
-and the tensors' bytes. It is created before the operators are decomposed, so each call is a whole layer, as in eager
-mode. Only the functions import ``torch``.
+and the tensors' bytes. The description is created before the operators are decomposed, so each call is a whole layer,
+as in eager mode. Only functions that use ``torch`` import it.
 
 The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls``, ``outputs``, the records of
 the ``examples`` and ``expected`` tensors, the ``tolerances`` (relative and absolute) of the outputs, and the numbers of

@@ -33,7 +33,11 @@ _TEMPLATE = Path(__file__).parent.parent / "templates" / "model.html.j2"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProfile:
-    """A measurement. ``seconds`` has the latency of each run; ``operators`` has names and times in execution order."""
+    """A measurement.
+
+    ``seconds`` contains the latency of each run; ``operators`` contains each operator's name and time, in execution
+    order.
+    """
 
     model: str
     inputs: tuple[str, ...]
@@ -322,7 +326,7 @@ def _compiled(
 
 
 def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) -> None:
-    """Write the files for a C program to ``folder``."""
+    """Write the model and an example program in C to ``folder``."""
     with files.replacing(folder) as staged:
         staged.mkdir()
         for source in (library, library.with_name("model.params"), SOURCE / "main.c"):

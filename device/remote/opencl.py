@@ -1,8 +1,9 @@
 """OpenCL kernels: a file in OpenCL C next to the kernel's Python file, compiled by the driver on the board.
 
-As for any kernel, the Python file creates the arrays and the reference. It also defines ``launch(size)``, which returns
-the total number of work items and the number per work group (None lets the driver choose). The ``.cl`` file defines a
-``__kernel`` with the file's name. Its arguments are the inputs, then the result. The macro ``SIZE`` is predefined.
+As for any kernel, the Python file creates the arrays and the reference. The Python file also defines ``launch(size)``,
+which returns the total number of work items and the number per work group (None lets the driver choose). The ``.cl``
+file defines a ``__kernel`` with the file's name. The arguments of the ``__kernel`` are the inputs, then the result. The
+macro ``SIZE`` is predefined.
 
 Without a ``.cl`` file, TVM generates the source from the Python file's ``opencl_module`` (``opencl_worker``).
 """
@@ -52,7 +53,7 @@ class Program:
     group: tuple[int, ...] | None
 
     def digest(self, device: Device) -> str:
-        """The SHA-256 of everything that determines the binary. The board uses it as the binary's file name."""
+        """The SHA-256 of everything that determines the binary. The board uses this hash as the binary's file name."""
         parts = (str(device), self.options, self.source)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -107,11 +108,11 @@ def program(path: Path, kernel: Kernel) -> Program:
 
 
 def compiler_errors(log: str) -> str:
-    """The error of ``clBuildProgram`` and the first errors in its compiler's output.
+    """The error of ``clBuildProgram`` and the first errors in the compiler's output.
 
     The loader sends the error's name and the output's lines with a separator between them. Each driver uses a different
-    name for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's driver ignores ``#line``. These names
-    are omitted, but not the names of headers.
+    name for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's driver ignores ``#line``. The names of
+    sources are therefore omitted, but not the names of headers.
     """
     name, *lines = (line.strip() for line in log.split("\x1e") if line.strip())
     errors = [_PLACE.sub(_place, line) for line in lines if re.search(r"\berror\b", line)]

@@ -71,7 +71,7 @@ class Profile:
 
     @property
     def gflops(self) -> float | None:
-        """Operations divided by the mean time, in GFLOPS; None if the kernel does not define its operations."""
+        """Operations divided by the mean time, in GFLOPS; None if the kernel's file does not define ``operations``."""
         return self.operations / self.mean_s / 1e9 if self.operations and self.mean_s > 0 else None
 
     def rows(self) -> list[tuple[str, str]]:
@@ -137,7 +137,7 @@ def profile(
 ) -> Profile:
     """Compile ``kernel`` (a name, or a file) for ``target``, then run, check and time it on ``device``.
 
-    If its result is correct, the library is copied to ``keep``.
+    If the kernel's result is correct, the library is copied to ``keep``.
 
     Raises UserError, ResultMismatch, InUse, BoardLost, BoardSilent, PlatformMismatch, and any error raised while
     installing TVM or compiling.
@@ -178,7 +178,7 @@ def kernel_file(name: str) -> Path:
         f"there is no kernel {name!r}",
         expected=f"{', '.join(known)}, or a Python file",
         found="no such file" if path.suffix == ".py" else repr(name),
-        fix="see docs/remote.md for the contents of a kernel's file",
+        fix="choose one of these kernels, or write your own file (docs/remote.md describes its contents)",
     )
 
 
@@ -496,7 +496,7 @@ def _error_of_worker(
 
 
 def _queue(where: str, facts: Mapping[str, Any]) -> str:
-    """The state of the boards if none became free in time."""
+    """A text that explains why no board became free in time."""
     if where.startswith("tracker"):
         gone = ", or disconnected (a proxy does not inform its tracker)" if facts["proxied"] else ""
         waiting = f"{facts['waiting']} other clients are waiting"

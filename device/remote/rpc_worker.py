@@ -103,7 +103,7 @@ def open_session(address: Mapping[str, Any], queue_limit_s: float, session_limit
 
 
 def _connected(rpc: Any, kind: str, host: str, port: int, key: str, seconds: int) -> Any:
-    """Open a session; retry until the stage ends if TVM returns immediately instead of waiting."""
+    """Open a session. If TVM returns immediately instead of waiting for a board, retry until the stage's time limit."""
     while True:
         began = time.monotonic()
         try:

@@ -3,10 +3,10 @@
 
     torch_session.py LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 
-The board's Python runs this script, which imports nothing of this project. The client uses it like the loader
-(loader.cpp): the script takes the same lock, and prints "ok MACHINE; MODEL". There is only one kind of request: "torch
-BYTES", followed by a description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a JSON
-object with the results for "float32" and "int8", or with the "reason" why there are none.
+The board's Python runs this script, which imports nothing of this project. The client uses the script like the
+loader (loader.cpp): the script takes the same lock, and prints "ok MACHINE; MODEL". There is only one kind of request:
+"torch BYTES", followed by a description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a
+JSON object with the results for "float32" and "int8", or with the "reason" why there are none.
 
 Each precision runs in a separate process, which is forked after ``import torch``. Peak memory is thus measured for each
 precision, and a crash does not affect the other one. The processes end when the client disconnects or the session's
@@ -37,7 +37,7 @@ PRECISIONS = ("float32", "int8")
 
 
 class NotRun(Exception):
-    """The model cannot run in this way. The message states why."""
+    """The model cannot be measured in the requested precision. The message states why."""
 
 
 # ------------------------------------------------------------------------------------------- the model
@@ -82,7 +82,7 @@ class _Builder:
         return self.torch.fx.GraphModule(self.root, self.graph).eval()
 
     def _value(self, item: Any) -> Any:
-        """An argument of a call, in which records of the description are replaced by tensors and torch constants."""
+        """An argument of a call, with each JSON object replaced by the node, torch constant or device that it names."""
         if isinstance(item, list):
             return [self._value(each) for each in item]
         if not isinstance(item, dict):
@@ -349,7 +349,8 @@ def require_close(
 def worst_of(torch: Any, found: Sequence[Any], expected: Sequence[Any]) -> tuple[float, float]:
     """The largest absolute difference in an output, and the largest absolute value expected in this output.
 
-    The output is the one with the largest ratio of the two. Raises NotRun like ``difference_of``.
+    Both values are from the output in which the difference is largest relative to the value. Raises NotRun like
+    ``difference_of``.
     """
     pairs = [(difference_of(torch, one, other), _largest(other)) for one, other in zip(found, expected)]  # noqa: B905
     return max(pairs, key=lambda pair: pair[0] / (pair[1] or sys.float_info.min), default=(0.0, 0.0))
