@@ -31,7 +31,10 @@ from toolchain.text import one_line
 
 
 def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUntrusted | RegistryFailed:
-    """Return the error for a failed request. If possible, it is chosen by the types of the causes, not by text."""
+    """Return the error for a failed request.
+
+    Where possible, the error is chosen by the types of the exceptions in the chain, not by their text.
+    """
     chain = list(_causes(fault))
     texts = " | ".join(str(item) for item in chain)
     found = _innermost_text(chain)
@@ -162,7 +165,7 @@ def unknown_host(host: str) -> RegistryHostUnknown:
     return RegistryHostUnknown(
         f"unknown host {host.rpartition(':')[0] or host}",
         expected="a name that resolves",
-        found="the name servers cannot resolve it",
+        found="the name servers cannot resolve this name",
         fix="check the spelling of --registry (or registry.address in invoke.yaml), then the name servers",
     )
 
