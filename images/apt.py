@@ -562,8 +562,8 @@ def _apart(scratch: Path, sources_list: str) -> list[str]:
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     """Fetch a source package's files into ``folder``; apt verifies them through the archive's signature.
 
-    Pockets that cannot be read are tried under their other names, as in ``verify``; the version identifies the package.
-    Raises SourceUnavailable with apt's first error.
+    Pockets that cannot be read are tried under their other names, as in ``verify``. This is safe, because the version
+    identifies the package. Raises SourceUnavailable with apt's first error.
     """
     try:
         _fetch_source(sources, package, version, folder, log)

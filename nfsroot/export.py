@@ -279,7 +279,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
                     "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime", ".",
                 ],
                 env={"LC_ALL": "C"},
-                fix="read the last lines of the output; the usual cause is a full disk",
+                fix="read the last lines of the output; if the disk is full, free some space",
             )  # fmt: skip
         os.replace(aside, tarball)
     finally:

@@ -147,7 +147,7 @@ def _require_overlay(layout: Layout) -> None:
         raise ArtefactMissing(
             "the exported tree does not support nfs.overlay",
             expected="an initramfs whose script nfs4 creates the overlay",
-            found="an image that is too old, or one that cannot boot",
+            found="an image from an earlier version, or one that is not bootable",
             fix="run ./inv build-image (image.profile: bootable) and ./inv export-nfsroot, or set nfs.overlay: false",
         )
 

@@ -165,8 +165,8 @@ class MachineSpec:
 
     ``nfs_path`` is the tree's path on the NFS server, and ``nfs_port`` the server's port on the loopback interface.
     ``init`` is ``lean`` or ``systemd``; ``cpu`` is a name from ``cpu_of``. ``extra_arguments`` are added to the kernel
-    command line. If ``disk`` (a card's raw image) is given, the machine does not use NFS, and ``extra_arguments``
-    must select its root.
+    command line. If ``disk`` (a card's raw image) is given, the machine does not use NFS, and ``extra_arguments`` must
+    select the root on the card.
     """
 
     boot: BootFiles

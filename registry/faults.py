@@ -146,7 +146,7 @@ def stalled(host: str, found: str = "") -> RegistryFailed:
         f"the transfer with {host} stalled",
         expected=f"progress within {STALL_S:.0f} s",
         found=found or "none",
-        fix="check the network and the registry's log, then run the task again: complete layers are not sent twice",
+        fix="check the network and the registry's log, then run the task again; complete layers are not sent again",
     )
 
 
@@ -156,7 +156,7 @@ def connection_lost(host: str, found: str, expected: str = "a response") -> Regi
         f"connection to {host} lost",
         expected=expected,
         found=found,
-        fix="check the registry's log, then run the task again: complete layers are not sent twice",
+        fix="check the registry's log, then run the task again; complete layers are not sent again",
     )
 
 

@@ -288,7 +288,7 @@ def _end(settings: Settings) -> bool:
                     time.sleep(0.02)
         if registry is not None and process_identity.running(registry):
             raise UserError(
-                "the local registry does not stop",
+                "the local registry did not stop",
                 expected="the process to exit after SIGTERM or SIGKILL",
                 found=f"pid {registry.pid} is still running",
                 fix="check dmesg: the process may be waiting for a disk",
