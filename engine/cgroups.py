@@ -37,7 +37,7 @@ def mount_commands(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]
 
 
 def mount_missing(sudo: Sequence[str]) -> None:
-    """Mount the missing hierarchies. ``sudo`` is the commands' prefix; for root, it is empty. Raises CommandFailed."""
+    """Mount the missing hierarchies. ``sudo`` is the prefix of the commands (empty for root). Raises CommandFailed."""
     partitions = psutil.disk_partitions(all=True)
     mounted = [mount.fstype for mount in partitions if Path(mount.mountpoint).is_relative_to(_CGROUP)]
     try:

@@ -41,7 +41,10 @@ class Selection(NamedTuple):
 
 
 def selected() -> Selection:
-    """Return the engine from DOCKER_HOST or docker's context. Raises EngineUnavailable if it cannot be used."""
+    """Return the engine from DOCKER_HOST or docker's context.
+
+    Raises EngineUnavailable if this engine cannot be used.
+    """
     if host := os.environ.get("DOCKER_HOST", ""):
         return _supported(Selection(host))
     from_environment = os.environ.get("DOCKER_CONTEXT", "")
@@ -131,7 +134,7 @@ def unavailable(selection: Selection, fault: BaseException | None = None) -> Eng
         "no Docker engine responds",
         expected=expected,
         found=_reason(fault),
-        fix="run ./inv doctor to start one, or set DOCKER_HOST to the socket of another engine on this machine",
+        fix="run ./inv doctor to start an engine, or set DOCKER_HOST to the socket of another engine on this machine",
     )
 
 

@@ -1,7 +1,7 @@
 """Run commands in containers, which are always removed afterwards.
 
-A label on each container identifies the process that created it. If that process was killed, the next task first
-removes the container.
+A label on each container identifies the process that created it. If the process that created a container was killed,
+the next task removes the container before it does anything else.
 
 Build containers share the host's network, so a mirror or proxy on this machine has the same address in the container.
 Every run specifies the platform, which was verified when the image was built.
@@ -75,7 +75,10 @@ def remove_abandoned() -> None:
 
 
 def _creator_runs(text: str) -> bool:
-    """Return whether the creating process may still be running; in another PID namespace, assume that it is."""
+    """Return whether the process that created a container may still be running.
+
+    A process in another PID namespace is assumed to be running.
+    """
     try:
         creator = json.loads(text)
         return creator["namespace"] != _namespace() or find_recorded(creator) is not None
@@ -98,8 +101,8 @@ def container(
 ) -> Iterator[Container]:
     """Create a container without starting it, and remove it by force when the block ends.
 
-    If ``patience_s`` is not 0, a process that is still running in the container first receives SIGINT and has this
-    number of seconds to clean up. Raises ArtefactMissing or EngineUnavailable.
+    If ``patience_s`` is not 0, a process that is still running in the container first receives SIGINT and has
+    ``patience_s`` seconds to clean up. Raises ArtefactMissing or EngineUnavailable.
     """
     try:
         made = client.containers.create(

@@ -1,6 +1,7 @@
 """Describe a ``dockerd`` that ``./inv`` starts: its files and the record of its process.
 
-The record ``state.json`` identifies the process (toolchain.process_identity). Only that process is ever stopped.
+The record ``state.json`` identifies the process (toolchain.process_identity). ``./inv`` stops only the ``dockerd`` in
+this record.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class Daemon:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock that a task needs to start or stop the daemon. Raises UserError if it cannot be created."""
+        """Hold the lock that a task needs to start or stop the daemon.
+
+        Raises UserError if the lock cannot be created.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "lock").open("a").close()
@@ -86,7 +90,10 @@ class Daemon:
 
 
 def sudo_prefix(purpose: str) -> list[str]:
-    """Return the prefix for a command that needs root; for root, it is empty. If sudo is used, print the purpose."""
+    """Return the prefix for a command that needs root: sudo, or nothing if the caller is root.
+
+    If sudo is used, print ``purpose``.
+    """
     if os.geteuid() == 0:
         return []
     sudo = process.require_program("sudo", f"{purpose}, since you are not root")

@@ -163,10 +163,11 @@ def _start(daemon: Daemon) -> EngineInfo:
 
 
 def socket_group() -> int:
-    """Return the group that can access the socket of a ``dockerd`` started here. Its members can become root.
+    """Return the group that can access the socket of a ``dockerd`` started here. Members of the group can become root.
 
-    For root, this is root's group. For other users, it is their primary group if that has their name and no other
-    members, otherwise the group docker. Raises EngineUnavailable if the user needs the group docker but is not in it.
+    If the caller is root, this is root's group. For other users, it is the primary group if it has the user's name and
+    no other members; otherwise it is the group docker. Raises EngineUnavailable if the user needs the group docker but
+    is not in it.
     """
     if os.geteuid() == 0:
         return 0
@@ -188,7 +189,10 @@ def socket_group() -> int:
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable if another dockerd, which has not responded, uses the default paths; leave it running."""
+    """Raise EngineUnavailable if another dockerd, which does not respond, uses the default paths.
+
+    That dockerd is left running.
+    """
     if daemon.host != DEFAULT_HOST:
         return
     with contextlib.suppress(OSError, ValueError, psutil.Error):
@@ -197,7 +201,7 @@ def _refuse_second(daemon: Daemon) -> None:
             raise EngineUnavailable(
                 "a dockerd that pitorch did not start is running, but does not respond",
                 expected=f"a response from {daemon.host}",
-                found=f"pid {other.pid} from {_SYSTEM_PIDFILE}",
+                found=f"a dockerd with pid {other.pid}, according to {_SYSTEM_PIDFILE}",
                 fix="check the log of that dockerd, then stop or restart it yourself",
             )
 
@@ -240,7 +244,7 @@ def _ended_early(daemon: Daemon, offset: int) -> UserError:
     return UserError(
         "dockerd exited during startup",
         expected="dockerd to keep running",
-        found=f"its last lines:\n{tail}",
+        found=f"the last lines of its log:\n{tail}",
         fix=_fix_for(tail) + f"; the full log: {daemon.log}",
     )
 

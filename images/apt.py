@@ -3,9 +3,9 @@
 A mirror may be inconsistent: if its signed index names files that the mirror does not have, apt rejects the mirror.
 Each pocket is therefore checked separately with the command that every later step runs: a native ``apt-get update`` for
 the required architectures in private directories. If the command fails, the pocket is tried under its other name
-(``stable`` for ``trixie``), provided that the index there is for the same release. If that fails too, the pocket is
-omitted. Both cases add a warning to the image's manifest; with ``image.strict`` both are errors. The main pocket cannot
-be omitted.
+(``stable`` for ``trixie``), provided that the index there is for the same release. If the update fails under both
+names, the pocket is omitted. For a pocket that was renamed or omitted, a warning is added to the image's manifest; with
+``image.strict``, this is an error instead. The main pocket cannot be omitted.
 
 The verified package lists are stored, and later steps use them for installation. All roots of a build therefore use the
 same state of the mirror until ``build-image --update`` reads the indices again.
@@ -203,7 +203,10 @@ def _mirrors(config: Config) -> dict[str, str]:
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
-    """Return the archives and their architectures. Every image uses Debian's archive (``for_root``)."""
+    """Return the archives and their architectures.
+
+    Debian's archive is always included, because ``for_root`` uses it for every image.
+    """
     both = tuple(dict.fromkeys((host_architecture().debian, image.architecture)))
     target = target_flavour(image)
     given = target.from_debian if image.kernel == "distribution" else ()
@@ -221,7 +224,7 @@ def for_root(
 ) -> tuple[Source, ...]:
     """Return the sources for a root with these packages. The first architecture is the root's own.
 
-    A root with only the target's architecture runs on the target. It uses the target's distribution, and other archives
+    A root with only the target's architecture runs on the target; it uses the target's distribution, and other archives
     if they provide one of the packages. All other roots run on this PC and use Debian, even for the target's headers
     and libraries: apt requires the same version of a package for all architectures that share its files.
     """
@@ -398,7 +401,7 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source. If it is restricted to some packages, add the origin from the index in ``scratch``.
+    """Return the source; if it may provide only some packages, add the origin from the index in ``scratch``.
 
     Raises MirrorPocketUnusable if the index does not contain the origin.
     """
@@ -559,8 +562,8 @@ def _apart(scratch: Path, sources_list: str) -> list[str]:
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     """Fetch a source package's files into ``folder``; apt verifies them through the archive's signature.
 
-    Pockets that cannot be read are tried under their other names, as in ``verify``; the version identifies the package.
-    Raises SourceUnavailable with apt's first error.
+    Pockets that cannot be read are tried under their other names, as in ``verify``. This is safe, because the version
+    identifies the package. Raises SourceUnavailable with apt's first error.
     """
     try:
         _fetch_source(sources, package, version, folder, log)
@@ -652,7 +655,7 @@ def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *,
 
 
 def preferences_text(sources: tuple[Source, ...]) -> str:
-    """Return apt's preferences for a root with these sources, or an empty string if there are none.
+    """Return apt's preferences for a root with these sources, or an empty string if no preferences are required.
 
     apt installs from each source only the packages that the source may provide (``only``).
     """

@@ -110,7 +110,7 @@ def load(
 
 
 def takes_whole_images(client: docker.DockerClient) -> bool:
-    """Return whether an archive must contain every layer. containerd's image store, Docker 29's default, requires this.
+    """Return whether an archive must contain every layer, as containerd's image store (Docker 29's default) requires.
 
     The engine's own storage drivers identify existing layers by the configuration and do not need their contents.
     """

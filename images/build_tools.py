@@ -2,7 +2,7 @@
 
 A build spends much of its time in programs that only process text and start the compiler: the shell, CMake, pkg-config,
 pip, Meson and Cython. Native programs of the same version produce the same text seven to fifteen times faster. Like the
-compiler, they are mounted over the emulated programs.
+native compiler, the native build tools are mounted over the emulated programs.
 
 Programs whose output depends on the machine that they are compiled for are still emulated: ``uname``, ``arch``, dpkg,
 perl, bash (``MACHTYPE``), and programs that print machine words, such as od. CMake calls ``uname`` and thus detects the
@@ -10,10 +10,11 @@ target. pkg-config reads the target's paths from the environment; only its varia
 paths.
 
 pip, Meson and Cython are Python programs; the package that is built determines the versions of Meson and Cython. A
-small program (``stand_in/python.c``) replaces the target's Python. It runs these three programs with a native Python
-that reports the target's properties (``stand_in/as_target.py``), and all others, such as the package's own build
-scripts, with the target's Python. ``INSTALL`` installs the replacement; containers that do not run that command use the
-target's Python. If a ``setup.py`` calls Cython in its own process, Cython is still emulated.
+small program (``stand_in/python.c``) replaces the target's Python. The replacement runs pip, Meson and Cython with a
+native Python that reports the target's properties (``stand_in/as_target.py``). It runs all other Python programs, such
+as the package's own build scripts, with the target's Python. ``INSTALL`` installs the replacement; containers that do
+not run that command use the target's Python. If a ``setup.py`` calls Cython in its own process, Cython is still
+emulated.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def target_flavour(image: ImageConfig) -> Flavour:
 
 
 def kernel_archive(image: ImageConfig) -> Flavour | None:
-    """Return the kernel's separate archive, or None. Raises ConfigError if it lacks the architecture's kernel."""
+    """Return the kernel's separate archive, or None. Raises ConfigError if it has no kernel for the architecture."""
     if image.profile != "bootable" or image.kernel != "raspberrypi":
         return None
     archive = load_flavour("raspberrypi-kernel", image.suite)

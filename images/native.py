@@ -3,8 +3,8 @@
 In a container of the target's architecture, every program runs under qemu-user, which makes the compiler seven to ten
 times slower. GCC's cross compiler of the same version produces the same bytes, so it is mounted over the emulated
 compiler's programs, such as ``/usr/bin/TRIPLET-gcc-N``. Every program that calls the compiler (``pip wheel``, make,
-CMake or ``gcc`` itself) then runs the native one, regardless of the path. Images are not changed, and the mounts are
-removed together with the container.
+CMake or ``gcc`` itself) then runs the native compiler, regardless of the path by which the compiler is called. Images
+are not changed, and the mounts are removed together with the container.
 
 The read-only mounts are:
 

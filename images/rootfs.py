@@ -220,8 +220,8 @@ def build_tools(
 ) -> None:
     """Extract native programs into ``folder``, replacing it, and list those that may replace emulated ones.
 
-    ``standing_in`` lists the packages of the replacements, ``without`` the packages to omit. The files belong to the
-    calling user. Raises CommandFailed, DiskFull or NetworkUnreachable.
+    ``standing_in`` lists the packages whose programs may replace emulated ones; ``without`` lists the packages to omit.
+    The files belong to the calling user. Raises CommandFailed, DiskFull or NetworkUnreachable.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
@@ -286,7 +286,10 @@ def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
 
 
 def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a regular expression that matches any pattern: ``*`` matches text without a slash, ``**`` any text."""
+    """Return a regular expression for paths that match one of the patterns.
+
+    ``*`` stands for any text without a slash, ``**`` for any text.
+    """
     wild = {"*": "[^/]*", "**": ".*"}
     parts = (re.split(r"(\*+)", pattern) for pattern in patterns)
     return re.compile("|".join("".join(wild.get(part) or re.escape(part) for part in words) for words in parts))

@@ -1,8 +1,8 @@
 """Provide a native Rust toolchain in an emulated container, in addition to the native compiler (images.native).
 
-The distribution's rustc and Cargo for this PC compile for the target with the target's standard library. They are in
-one folder; two small programs in /usr/bin start them with their own libraries. Cargo's build scripts and procedural
-macros run on this PC, so the folder also contains a C compiler to link them.
+The distribution's rustc and Cargo for this PC compile for the target with the target's standard library. The toolchain
+is in one folder; two small programs in /usr/bin start rustc and Cargo with the toolchain's own libraries. Build scripts
+and procedural macros of crates run on this PC, so the folder also contains a C compiler to link them.
 
 setuptools-rust and maturin read the target from ``CARGO_BUILD_TARGET``, and PyO3 reads the settings of the target's
 Python from ``PYO3_CROSS_LIB_DIR``.

@@ -68,7 +68,10 @@ class Part:
 
     @property
     def is_firmware(self) -> bool:
-        """Whether the file is a Debian package. Packages of the root itself are not parts."""
+        """Whether the file is a Debian package.
+
+        The packages that are installed in the root are not instances of this class.
+        """
         return self.file.endswith(".deb")
 
     @property
@@ -147,7 +150,10 @@ def add(folder: Path, parts: Sequence[Part], packages: Iterable[str] = ()) -> No
 
 
 def _status_of(tar: Path, folder: Path) -> Path:
-    """Extract the files that debsbom reads; return their folder. On Python 3.11.2, debsbom would extract everything."""
+    """Extract the files that debsbom reads; return their folder.
+
+    On Python 3.11.2, debsbom itself would extract the whole tar.
+    """
     with tarfile.open(tar) as archive:
         for item in archive:
             name = item.name.removeprefix("./")
@@ -238,14 +244,14 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def require_valid(path: Path) -> None:
-    """Validate a document with its format's library. Raises ArtefactDamaged with the first faults."""
+    """Validate a document with its format's library. Raises ArtefactDamaged, which lists the first faults."""
     check = _faults_of_spdx if path.name.endswith(".spdx.json") else _faults_of_cyclonedx
     if faults := check(path):
         raise ArtefactDamaged(
             f"{path.name} is not a valid bill of materials",
             expected="a document that the library for its format accepts",
             found="; ".join(faults[:3]),
-            fix="repeat the task that wrote it",
+            fix="run the task that wrote this file again",
         )
 
 

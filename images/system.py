@@ -133,7 +133,7 @@ def _failed(reference: str, found: str, said: Sequence[str]) -> CommandFailed:
 
 
 class _Context:
-    """The build context as a stream: a thread writes the tar into a pipe, so that it is not held in memory."""
+    """The build context as a stream: a thread writes the tar into a pipe, so that the tar is not held in memory."""
 
     def __init__(self, dockerfile: str, layers: Sequence[Layer], bar: progress.Bar) -> None:
         self._dockerfile, self._layers, self._bar = dockerfile.encode(), layers, bar
@@ -178,10 +178,10 @@ def inspect(
     own_libqpu: bool,
     log: Path,
 ) -> dict[str, Any]:
-    """Run the image, import the modules in it, load libqpu, and return the versions.
+    """Import the modules and load libqpu in a container created from the image; return the versions.
 
     ``own_libqpu`` means that the library is this project's, so that qpu-info is available. Raises CommandFailed if a
-    module does not load. The image becomes a product only if this test succeeds.
+    module does not load. The image becomes a product only if all modules and libqpu load.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:

@@ -1,8 +1,8 @@
 """Access a board over SSH with its address, the export's login key and the board's pinned host key.
 
 ssh looks up the host key under a fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
-board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. In both
-cases, ssh rejects an unknown key and does not add it.
+board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. With or
+without a pinned key, ssh rejects an unknown host key and does not add it to ``known_hosts``.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def parse_host(text: str) -> tuple[str, str, int]:
 def pin(host_keys: Path, destination: Path) -> Path:
     """Write a known_hosts file with all keys of ``host_keys`` under the name ``ALIAS``.
 
-    ``host_keys`` is a known_hosts file or a file of public keys in ssh-keygen's format. Raises ArtefactMissing if it
-    contains no key.
+    ``host_keys`` is a known_hosts file or a file of public keys in ssh-keygen's format. Raises ArtefactMissing if
+    ``host_keys`` contains no key.
     """
     try:
         lines = host_keys.read_text().splitlines()

@@ -1,8 +1,8 @@
 """Export the system that the virtual machine boots before it chroots into the exported tree.
 
 A real board that runs enter-nfsroot has another system on its card. In QEMU, the image of the root filesystem takes the
-place of that system. It lacks torch, libqpu and the extension modules, and is exported to a separate folder. If the
-suite finds torch and the modules, they must come from the exported tree.
+place of that system. This bare system lacks torch, libqpu and the extension modules, and is exported to a separate
+folder. If the suite finds torch and the modules, they must come from the exported tree.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def layout_of(config: Config) -> Layout:
 def ready(config: Config) -> Layout:
     """Export the image unless it has already been exported; return the export's paths.
 
-    Raises RootNeeded, ArtefactMissing if the engine does not have the image (because the system image was pulled, not
-    built here), and the same errors as ``export``.
+    Raises the same errors as ``export``, and ArtefactMissing if the engine does not have the image (because the system
+    image was pulled, not built here).
     """
     process.require_root("to export and serve the system that chroots into the tree", "./inv test-on-pi --chroot")
     layout = layout_of(config)

@@ -69,7 +69,10 @@ class Board:
             self.state = state
 
     def advice(self, now: float) -> str:
-        """Return the reason why the board does not boot, and the fix; empty if it has booted or may still boot."""
+        """Return the reason why the board does not boot, and the fix.
+
+        The text is empty if the board has booted or may still boot.
+        """
         if self.state in ("mounted", "up"):
             return ""
         if self.refused:
@@ -118,9 +121,9 @@ _KERNELS = {
 class Boards:
     """All boards that have requested an address or a file, in the order of their first request.
 
-    ``mac_of`` returns the hardware address for a neighbour's IP address, or an empty string. It is needed if a router
-    assigns addresses: a board's IP address is then unknown until the board fetches a file. Only addresses in ``subnet``
-    may mount the tree.
+    ``mac_of`` returns the hardware address for a neighbour's IP address, or an empty string. ``mac_of`` is needed if a
+    router assigns addresses, because a board's IP address is then unknown until the board fetches a file. Only
+    addresses in ``subnet`` may mount the tree.
     """
 
     def __init__(self, mac_of: Callable[[str], str], subnet: ipaddress.IPv4Network) -> None:
@@ -155,7 +158,7 @@ class Boards:
     def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
         """Record the addresses that are connected to the NFS server; return the new boards.
 
-        If a router assigns addresses, a board with the firmware on a card is detected only here.
+        If a router assigns addresses, this connection is the first sign of a board that has the firmware on a card.
         """
         for address in addresses:
             self._at(address, now)

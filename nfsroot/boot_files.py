@@ -1,7 +1,7 @@
 """Write the files next to an exported tree: server configurations, boot files for TFTP, and the chroot helper.
 
-They are rendered from templates, the configuration and the tree's contents (kernel, initramfs, device trees, firmware).
-A warning names each file that a network boot requires but the tree lacks.
+The files are rendered from templates with values from the configuration and the tree's contents (kernel, initramfs,
+device trees, firmware). A warning names each file that a network boot requires but the tree lacks.
 """
 
 from __future__ import annotations
@@ -215,8 +215,8 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
 def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: Path, tftp: Path, proxy: bool) -> str:
     """Return the configuration of the DHCP and TFTP server at ``address``.
 
-    With ``proxy``, another DHCP server assigns the addresses. Otherwise raises NetworkUnreachable if the subnet has no
-    free address.
+    With ``proxy``, another DHCP server assigns the addresses. Without ``proxy``, raises NetworkUnreachable if the
+    subnet has no free address.
     """
     leases = None if proxy else lease_range(subnet, ipaddress.IPv4Address(address))
     if leases is None and not proxy:

@@ -55,7 +55,10 @@ class Wheel:
 
 @dataclass(frozen=True)
 class File:
-    """An entry of a file tree. ``size`` is in bytes; ``identity`` is its type, mode, owner, and SHA-256 or target."""
+    """An entry of a file tree.
+
+    ``size`` is in bytes; ``identity`` is the entry's type, mode, owner, and SHA-256 or link target.
+    """
 
     size: int
     identity: str
@@ -230,7 +233,7 @@ _Entry = tuple[str, File, bytes]
 
 
 def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
-    """Return a system with its tree's entries. Raises UserError if they contain no Debian package."""
+    """Return a system with its tree's entries. Raises UserError if the tree contains no Debian package."""
     system.files = {}
     for path, file, content in entries:
         if path in _OF_EXPORT:

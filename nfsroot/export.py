@@ -184,9 +184,9 @@ def export(
 def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
     """Return facts about the image's origin for the manifest, from the local build and the image's labels.
 
-    ``built_image`` is the last image that was built here. ``image_source`` is its commit and ``wheels`` lists its
-    wheels; both are present only if that image, and not a pulled one, is exported. ``left_out`` lists the pockets that
-    the image lacks. Unknown facts are absent.
+    ``built_image`` is the last image that was built here. ``image_source`` is the commit that this image was built
+    from, and ``wheels`` lists its wheels; both are present only if the exported image is that image, not a pulled one.
+    ``left_out`` lists the pockets that the image lacks. Unknown facts are absent.
     """
     facts: dict[str, Any] = {}
     built = Manifest.read(config.target_root / f"system{MANIFEST_SUFFIX}")
@@ -279,7 +279,7 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
                     "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime", ".",
                 ],
                 env={"LC_ALL": "C"},
-                fix="read the last lines of the output; the usual cause is a full disk",
+                fix="read the last lines of the output; if the disk is full, free some space",
             )  # fmt: skip
         os.replace(aside, tarball)
     finally:
@@ -294,13 +294,13 @@ def locked(final: Layout) -> Iterator[None]:
         f"another run is exporting {final.tree}",
         expected=f"no lock on {final.lock}",
         found="a lock",
-        fix="wait for the other run, or stop it",
+        fix="wait until the other export has finished, or stop it",
     )
     served = InUse(
         f"{final.tree} is being served over NFS",
         expected="no server that uses the tree, because a running board would lose its files",
         found=f"a lock on {final.served}",
-        fix="stop ./inv serve-nfsroot or the test that serves it; to change a tree in use, run ./inv deploy",
+        fix="stop ./inv serve-nfsroot or the test that serves the tree; to change a tree in use, run ./inv deploy",
     )
     with contextlib.ExitStack() as stack:
         with _writable(final.place.parent):

@@ -14,10 +14,10 @@ The exported tree contains only the board's files; all metadata is next to it. F
 The marker identifies trees by inode and birth time. Another folder with the same name is not accepted, even if the file
 system has reused a removed tree's inode.
 
-A board writes as root and can create setuid programs. The folder has mode 0700, because users who can enter it could
-become root on the PC by running a setuid-root program from it. The tree itself cannot have that mode, because its mode
-is that of ``/`` on the board. Earlier versions exported the tree to ``nfsroot/`` itself; ``move_in`` converts such an
-export.
+A board writes as root and can create setuid programs. ``nfsroot/`` therefore has mode 0700: a user who can enter it
+could become root on the PC by running a setuid program from the tree. The tree itself cannot have that mode, because
+its mode is that of ``/`` on the board. Earlier versions exported the tree to ``nfsroot/`` itself; ``move_in`` converts
+such an export.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Layout:
 
     @property
     def moving(self) -> Path:
-        """The future ``place`` while an earlier version's tree is moved into it."""
+        """The temporary folder into which an earlier version's tree is moved; it is then renamed to ``place``."""
         return self.place.with_name(f".{self.place.name}.moving")
 
     @property
@@ -255,7 +255,7 @@ def keep_private(layout: Layout) -> None:
 def move_in(layout: Layout) -> None:
     """Move an earlier version's tree, which all users can enter, into a folder that only root can enter.
 
-    The caller is root and holds the locks. Raises InUse if something is mounted in the tree.
+    The caller must be root and must hold the export's locks. Raises InUse if something is mounted in the tree.
     """
     if layout.moving.is_dir() and not os.path.lexists(layout.place):
         layout.moving.rename(layout.place)  # left by a run that was killed between the two renames
@@ -284,7 +284,7 @@ def _unused(layout: Layout) -> Iterator[None]:
         f"{layout.place} must be moved into a folder that only root can enter, but it is in use",
         expected=f"no lock on {layout.lock} or {layout.served}",
         found="a lock",
-        fix="stop the export, ./inv serve-nfsroot or the test that uses it, then try again",
+        fix="stop the export, ./inv serve-nfsroot or the test that uses the tree, then try again",
     )
     with files.held(layout.lock, refusal), files.held(layout.served, refusal):
         yield

@@ -60,10 +60,10 @@ def netboot(
     """Serve DHCP, TFTP and NFS until Ctrl-C, SIGTERM, SIGHUP or ``stop``, and show the boards.
 
     With ``alone``, this PC assigns addresses; otherwise a router assigns them. ``fetch_firmware`` is called if the tree
-    has no boot firmware, and returns a folder with it. ``on_event`` is called whenever a board's state changes. Raises
-    the same errors as ``running_server``, ArtefactMissing if nothing was exported or the tree does not support
-    ``nfs.overlay``, NetworkUnreachable if this PC has no address in ``nfs.subnet``, InUse if another DHCP or TFTP
-    server runs here, and UserError if a server exits.
+    has no boot firmware, and returns a folder with the firmware. ``on_event`` is called whenever a board's state
+    changes. Raises the same errors as ``running_server``; ArtefactMissing if nothing was exported or the tree does not
+    support ``nfs.overlay``; NetworkUnreachable if this PC has no address in ``nfs.subnet``; InUse if another DHCP or
+    TFTP server is running here; UserError if a server exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve DHCP, TFTP and NFS", "./inv netboot")
@@ -97,8 +97,8 @@ def netboot(
 def _recording(config: Config) -> Iterator[Callable[[Board, str, str], None]]:
     """Yield a function that records a board's event for ``./inv lab log`` if the board is in ``lab.boards``.
 
-    Names are resolved repeatedly, because a name may be unknown until its board has booted. Until a board's address
-    belongs to a name, its events are kept in memory.
+    Names are resolved repeatedly, because a name may be unknown until its board has booted. A board's events are kept
+    in memory until its address matches a name in ``lab.boards``.
     """
     hosts = {
         row.name: parse_host(row.address)[1] for row in map(lab_boards.parse, config.lab.boards) if not row.virtual
@@ -147,7 +147,7 @@ def _require_overlay(layout: Layout) -> None:
         raise ArtefactMissing(
             "the exported tree does not support nfs.overlay",
             expected="an initramfs whose script nfs4 creates the overlay",
-            found="an image that is too old, or one that cannot boot",
+            found="an image from an earlier version, or one that is not bootable",
             fix="run ./inv build-image (image.profile: bootable) and ./inv export-nfsroot, or set nfs.overlay: false",
         )
 
@@ -219,7 +219,10 @@ def _read(log: IO[bytes], lines: queue.Queue[str | None]) -> None:
 
 
 def _await_ready(lines: queue.Queue[str | None]) -> None:
-    """Wait until dnsmasq serves TFTP, the last service that it starts. Raises InUse or UserError if this fails."""
+    """Wait until dnsmasq serves TFTP, the last service that it starts.
+
+    Raises InUse or UserError if dnsmasq does not start.
+    """
     seen: list[str] = []
     deadline = time.monotonic() + _READY_LIMIT_S
     while time.monotonic() < deadline:
@@ -242,7 +245,7 @@ def _await_ready(lines: queue.Queue[str | None]) -> None:
         "dnsmasq did not start",
         expected="a running DHCP and TFTP server",
         found=tail or "no message",
-        fix="read the last lines of its log above",
+        fix="find the cause in dnsmasq's messages above, correct it, then try again",
     )
 
 

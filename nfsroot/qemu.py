@@ -1,13 +1,13 @@
 """Run a virtual machine that boots an exported tree over NFS, in place of a board.
 
-The machine is QEMU's ``virt`` with the kernel and the initramfs from the tree's /boot. It uses QEMU's user-mode
-network: 10.0.2.2 in the guest is the loopback interface of QEMU's namespace. The NFS server listens on that interface,
-and a free port there is forwarded to the guest's SSH server. The machine and the server must run in a
+The machine is QEMU's ``virt`` with the kernel and the initramfs from the tree's /boot. The machine uses QEMU's
+user-mode network: 10.0.2.2 in the guest is the loopback interface of QEMU's namespace. The NFS server listens on that
+interface, and a free port there is forwarded to the guest's SSH server. The machine and the server must run in a
 ``private_network``, because the server accepts unprivileged ports. The kernel command line is
 
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 
-with ``init=/usr/local/sbin/pi-init`` for the lean init. ``boot=nfs4`` selects an initramfs script from the tree,
+For the lean init, ``init=/usr/local/sbin/pi-init`` is added. ``boot=nfs4`` selects an initramfs script from the tree,
 because the NFS client in Debian's initramfs supports only versions 2 and 3. With ``panic=5`` and ``-no-reboot``, QEMU
 exits after a kernel panic, so that a failed boot is detected before the time limit.
 
@@ -165,8 +165,8 @@ class MachineSpec:
 
     ``nfs_path`` is the tree's path on the NFS server, and ``nfs_port`` the server's port on the loopback interface.
     ``init`` is ``lean`` or ``systemd``; ``cpu`` is a name from ``cpu_of``. ``extra_arguments`` are added to the kernel
-    command line. If ``disk`` (a card's raw image) is given, the machine does not use NFS, and ``extra_arguments``
-    must select its root.
+    command line. If ``disk`` (a card's raw image) is given, the machine does not use NFS, and ``extra_arguments`` must
+    select the root on the card.
     """
 
     boot: BootFiles
@@ -229,7 +229,11 @@ class MachineSpec:
 
 
 class Machine:
-    """A virtual machine. ``console`` is its serial console's log, ``ssh_port`` its SSH port on 127.0.0.1."""
+    """A virtual machine.
+
+    ``console`` is the log of its serial console; ``ssh_port`` is the port on 127.0.0.1 that is forwarded to the guest's
+    SSH server.
+    """
 
     def __init__(self, spec: MachineSpec, console: Path) -> None:
         self.spec = spec

@@ -2,13 +2,13 @@
 
 There are two modes:
 
-- NFSv4 only (the default): one TCP port and no portmapper. This is enough for enter-nfsroot, the initramfs script
+- NFSv4 only (the default): one TCP port and no portmapper. NFSv4 is enough for enter-nfsroot, the initramfs script
   ``boot=nfs4`` and kernels that mount their root themselves.
 - NFSv3 and NFSv4: for the stock initramfs, whose ``nfsmount`` supports only NFSv3 and asks the portmapper (rpcbind,
   port 111) for mountd's port. If rpcbind is not running, it is started and stopped together with the server.
 
 The server is ready when a client (``nfs-ls`` of libnfs-utils) has listed the exported folder. The server's log message
-does not prove this: it also appears if the export was rejected.
+does not prove that the server is ready, because it also appears if the export was rejected.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class NfsServer:
 
 
 def plugin_folder() -> Path:
-    """Return the folder with the server's backends. Raises ProgramMissing if the one for local folders is absent."""
+    """Return the folder with the server's backends.
+
+    Raises ProgramMissing if the backend for local folders is absent.
+    """
     for found in sorted(glob.glob("/usr/lib/*/ganesha/libfsalvfs.so")) + glob.glob("/usr/lib/ganesha/libfsalvfs.so"):
         return Path(found).parent
     raise ProgramMissing(
@@ -144,12 +147,12 @@ def running_server(
 ) -> Iterator[NfsServer]:
     """Serve folders while the block runs; with port 0, a free port is chosen.
 
-    ``clients`` may mount the folders and, except in ``read_only`` ones, write as root, so keep the list short. They
-    must connect from a port below 1024, except in a ``private_network``. Before the block starts, a client has listed
-    every folder; after it ends, the server has stopped.
+    ``clients`` may mount the folders and, except in ``read_only`` ones, write as root, so keep the list short. The
+    clients must connect from a port below 1024, except in a ``private_network``. Before the block starts, a client has
+    listed every folder; after it ends, the server has stopped.
 
-    Raises RootNeeded, ProgramMissing, ArtefactMissing for a missing folder, InUse if the port is taken or an export is
-    replacing a folder, or UserError with the last lines of the log.
+    Raises RootNeeded or ProgramMissing; ArtefactMissing for a missing folder; InUse if the port is taken or an export
+    is replacing a folder; UserError, with the last lines of the log, if the server does not serve the folders.
     """
     folders = (folder,) if isinstance(folder, Path) else tuple(folder)
     process.require_root("to serve files of all owners over NFS", "./inv TASK")
@@ -230,7 +233,7 @@ def serving_boards(
 
 
 def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
-    """Return the folders that boards mount, and whether they may write there."""
+    """Return the folders that boards mount, and for each whether boards may write to it."""
     kept = {layout.boards: True} if config.nfs.overlay and config.nfs.persistent else {}
     return {layout.tree: not config.nfs.overlay, **kept}
 
@@ -263,7 +266,7 @@ def _locked_for_serving(tree: Path) -> Iterator[None]:
         f"an export is replacing {layout.tree}",
         expected="no running export",
         found="a lock",
-        fix="wait until the export has finished",
+        fix="wait until the export has finished, then try again",
     )
     with files.held(layout.served, taken, shared=True):
         yield
@@ -289,7 +292,7 @@ def serve(
     """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, SIGHUP, or ``stop``.
 
     Clients in ``nfs.subnet`` and this machine may mount the tree. Prints the commands for the board. Raises the same
-    errors as ``running_server``, ArtefactMissing if nothing was exported, and UserError if the server exits.
+    errors as ``running_server``; ArtefactMissing if nothing was exported; UserError if the server exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
@@ -303,7 +306,7 @@ def serve(
     ):
         if (first := unprivileged_port_start()) < _RESERVED:
             progress.warn(
-                f"every user of this PC may use ports from {first}, so the server cannot distinguish them from "
+                f"every user of this PC may use ports from {first} on, so the server cannot distinguish users from "
                 f"root: run sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
             )
         for line in _what_to_type(server, str(subnet), config.image.architecture):
@@ -424,7 +427,7 @@ def _portmapper() -> Iterator[None]:
                     "the portmapper (rpcbind) did not start",
                     expected="a response on TCP port 111",
                     found="none" if child.poll() is None else process.explain_exit(child.returncode),
-                    fix="start it by hand to see the error: rpcbind -f -d",
+                    fix="start rpcbind by hand to see the error: rpcbind -f -d",
                 )
             time.sleep(0.1)
         yield

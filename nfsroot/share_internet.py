@@ -9,7 +9,8 @@ two settings outside the table, which ``off`` restores:
   chain and marks them with a comment; ``off`` removes these rules.
 
 ``on`` does not change a chain with policy accept and a final reject rule, such as firewalld's, because an earlier rule
-may accept the subnet. ``status`` reports such a chain as a possible cause of problems.
+may accept the subnet. ``status`` reports a chain that ends in a reject rule, because it may be the reason why boards
+have no connection.
 
 All rules are added in one nftables transaction and removed in another. If ``on`` fails or is interrupted, it reverts
 all changes. The state file is written before the first change, so that ``off`` can also undo the changes of an
@@ -72,8 +73,8 @@ class Sharing:
 def on(config: Config, *, state: Path = STATE) -> Sharing:
     """Share this PC's internet connection with ``nfs.subnet``, and return the state.
 
-    A second call restores missing parts. Raises RootNeeded, ProgramMissing if nft or ip is missing, or UserError if
-    there is no uplink, the uplink is in the subnet, or a setting cannot be changed. After an error, all changes are
+    A second call restores missing parts. Raises RootNeeded; ProgramMissing if nft or ip is missing; UserError if there
+    is no uplink, if the uplink is in the subnet, or if a setting cannot be changed. After an error, all changes are
     reverted, including those of an earlier call.
     """
     process.require_root("to translate addresses", f"{_AGAIN} on")
@@ -238,7 +239,8 @@ def find_uplink(subnet: ipaddress.IPv4Network) -> str:
             "the board's subnet contains this PC's gateway, so there is nothing to translate",
             expected=f"a default route outside {subnet}",
             found=f"a default route through {gateway} on {best['dev']}",
-            fix="set nfs.subnet to the subnet between PC and board; boards in this PC's own network need no sharing",
+            fix="set nfs.subnet to the subnet between the PC and the boards; boards in this PC's own network need no "
+            "sharing",
         )
     return str(best["dev"])
 

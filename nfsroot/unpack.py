@@ -154,7 +154,7 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
                 cwd=links,
                 env={"LC_ALL": "C"},
                 on_line=watch,
-                fix="read the last lines of the output; the usual cause is a full disk",
+                fix="read the last lines of the output; if the disk is full, free some space",
             )
 
 
@@ -323,7 +323,7 @@ def apply_layer(layer: Path, root: Path) -> None:
             "--warning=no-timestamp", "--delay-directory-restore",
         ],
         env={"LC_ALL": "C"},
-        fix="read the last lines of the output; the usual cause is a full disk",
+        fix="read the last lines of the output; if the disk is full, free some space",
     )  # fmt: skip
     for place, values in attributes.items():
         _set_attributes(place, values)

@@ -162,7 +162,7 @@ def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verifi
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """Return a bill of materials in the form that images.sbom writes. The provenance lists the SHA-256 of this form."""
+    """Return a bill of materials as the text that images.sbom writes. The provenance lists the SHA-256 of this text."""
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -188,12 +188,12 @@ def _require_subject(stated: str, digest: str, what: str) -> None:
             f"{what} belongs to another image",
             expected=f"the digest {digest}",
             found=stated or "no digest",
-            fix="do not use the image: another user has replaced its signatures; push the image again with --sign",
+            fix="do not use this image, because another user has replaced its signatures; push it again with --sign",
         )
 
 
 def _path(value: Any, *keys: str) -> str:
-    """Return a string from nested objects or JSON text, or an empty string if it is absent."""
+    """Return the string at a path of keys in nested objects or in JSON text, or an empty string if there is none."""
     if isinstance(value, bytes):
         try:
             value = json.loads(value)
@@ -205,7 +205,10 @@ def _path(value: Any, *keys: str) -> str:
 
 
 def _layers(connection: Connection, digest: str, suffix: str, what: str) -> list[tuple[bytes, Mapping[str, Any]]]:
-    """Return the contents and annotations of a manifest's layers. Raises SignatureRefused if there are none."""
+    """Return the contents and annotations of a manifest's layers.
+
+    Raises SignatureRefused if the manifest is absent or has no layers, or if a layer is damaged.
+    """
     tag = _tag(digest, suffix)
     path = f"/v2/{connection.reference.repository}/manifests/{tag}"
     if connection.request("HEAD", path, headers={"Accept": MANIFEST_TYPE}).status_code == 404:

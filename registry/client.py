@@ -99,8 +99,8 @@ def push(config: Config, *, registry: str | None = None, tag: str | None = None,
     """Push the system image and verify that the registry holds it.
 
     ``registry`` is HOST[:PORT]/NAMESPACE; the defaults are in the configuration. The password comes from
-    registry.credentials. Raises UserError, ReferenceNotFound if the engine does not have the image, PlatformMismatch,
-    AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed or EngineUnavailable.
+    registry.credentials. Raises ReferenceNotFound if the engine does not have the image; otherwise UserError,
+    PlatformMismatch, AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed or EngineUnavailable.
     """
     reference = resolve(config, registry=registry, tag=tag)
     with _engine("pushed the image") as client:
@@ -184,7 +184,7 @@ def _require_pushable(client: docker.DockerClient, config: Config) -> None:
         raise ReferenceNotFound(
             "there is no image to push",
             expected=f"the image {name} in the engine",
-            found="no image of that name",
+            found="no image with that name",
             fix=_build_command(config),
         )
     _require_platform(image, name, config.image.target.oci_platform)
@@ -359,7 +359,7 @@ def _temporary_name(client: docker.DockerClient, name: str, reference: Reference
 def _temporary_digests(client: docker.DockerClient) -> Iterator[set[str]]:
     """Yield a set for pulled digests, and afterwards remove these digests from the engine's images.
 
-    This removes an image that has no other name.
+    Removing a digest also removes the image if the image has no other name.
     """
     # This is a single request. client.images.list() sends one per image, and fails if an image is removed in the
     # meantime.
@@ -427,7 +427,7 @@ def _compare(reference: Reference, stated: str, digest: str, held: RemoteImage, 
     if stated != digest:
         raise RegistryFailed(
             f"{reference} in the registry is not the image that was transferred",
-            expected=f"{stated}, reported by the engine",
+            expected=f"the digest {stated}, which the engine reported",
             found=f"{digest}, computed over the received bytes",
             fix="run the task again; another user may have pushed the same tag",
         )

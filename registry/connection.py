@@ -50,17 +50,20 @@ class Body(Protocol):
     """A request's body, whose length in bytes is known in advance."""
 
     def __len__(self) -> int:
-        """Return the total number of bytes."""
+        """Return the length of the body in bytes."""
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, at most ``size`` of them."""
+        """Return the next bytes of the body, at most ``size``."""
 
 
 class Connection:
     """A connection to one registry, for one repository and tag."""
 
     def __init__(self, reference: Reference, *, insecure: bool, actions: str) -> None:
-        """Prepare a session for ``actions`` (``pull`` or ``pull,push``). TlsAdapter describes ``insecure``."""
+        """Prepare a session for ``actions`` (``pull`` or ``pull,push``).
+
+        If ``insecure`` is true, the registry may use any certificate, or plain HTTP.
+        """
         self.reference = reference
         self.activity = Activity()
         self._scope = f"repository:{reference.repository}:{actions}"
@@ -137,7 +140,10 @@ class Connection:
         body: Callable[[], Body | bytes] | None = None,
         stream: bool = False,
     ) -> requests.Response:
-        """Send a request, and return the response; ``body`` makes a new body for each attempt. Raises AccessDenied."""
+        """Send a request and return the response; ``body`` is called for each attempt and returns a new body.
+
+        Raises AccessDenied.
+        """
         url = self._base + path
         answer = self._send(method, url, headers=headers, data=body() if body else None, stream=stream)
         if answer.status_code == 401:
@@ -149,12 +155,12 @@ class Connection:
         return answer
 
     def upload_path(self, answer: requests.Response) -> str:
-        """Return the path in a ``Location`` header. Raises RegistryUntrusted if it names another host."""
+        """Return the path in a ``Location`` header. Raises RegistryUntrusted if the header names another host."""
         parts = _split(answer.headers.get("Location", ""), self._base)
         if parts.netloc != urlsplit(self._base).netloc:
             raise RegistryUntrusted(
                 f"{self.reference.host} redirects uploads to another host",
-                expected=f"an address at {self.reference.host}",
+                expected=f"an upload address on {self.reference.host}",
                 found=one_line(parts.netloc) or "none",
                 fix="report this to the registry's administrator",
             )
@@ -167,7 +173,7 @@ class Connection:
             f"unexpected response from {self.reference.host}",
             expected=f"{what} to succeed",
             found=faults.response_text(answer),
-            fix="check that --registry names a registry, then check its log",
+            fix="check that --registry names a registry, then read the log of that registry",
         )
 
     def _authenticate(self, answer: requests.Response) -> str:
@@ -295,7 +301,7 @@ def _proxies(url: str, host: str) -> Mapping[str, str]:
 
 
 def _split(url: str, base: str = "") -> SplitResult:
-    """Split a URL from a registry, relative to ``base``; all parts are empty if it is invalid."""
+    """Split a URL from a registry, relative to ``base``; all parts are empty if the URL is invalid."""
     try:
         return urlsplit(urljoin(base, url))
     except ValueError:

@@ -8,8 +8,8 @@ The password comes from the first of these sources that contains one:
    ``auths`` that ``docker login`` has written;
 3. a prompt on a terminal.
 
-The password is never passed as an argument, never logged, and never part of an object's ``repr``. It is removed from
-the environment before any program is started.
+The password is never passed as an argument, never logged, and never part of an object's ``repr``. The password is
+removed from the environment before any program is started.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def find(reference: Reference, *, user: str = "") -> Credentials | None:
             raise AccessDenied(
                 f"{PASSWORD_VARIABLE} is set without a user name",
                 expected="a user name",
-                found=f"none given, and none in the credential store for {reference.host}",
+                found=f"no user name was given, and the credential store has none for {reference.host}",
                 fix="pass --user NAME, or set registry.user in invoke.yaml",
             )
         return Credentials(user=name, password=password, source=f"the environment ({PASSWORD_VARIABLE})")
@@ -81,7 +81,7 @@ def find(reference: Reference, *, user: str = "") -> Credentials | None:
 
 
 def ask(reference: Reference, *, user: str = "") -> Credentials:
-    """Prompt for credentials on the terminal. Raises AccessDenied without a terminal or for empty input."""
+    """Prompt for credentials on the terminal. Raises AccessDenied if there is no terminal or the input is empty."""
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise AccessDenied(
             f"authentication required at {reference.host}",

@@ -96,7 +96,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
             f"{reference} is for another platform",
             expected=platform,
             found=found or "no platform",
-            fix="pass another --tag, or push the correct image there",
+            fix="pass another --tag, or push the correct image with this tag",
         )
     return RemoteImage(
         digest=top.digest,
@@ -133,7 +133,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
     if digest != stated:
         raise RegistryFailed(
             f"the manifest of {reference} is damaged",
-            expected=f"{stated}, as the registry states",
+            expected=f"the digest {stated}, which the registry states",
             found=f"{digest}, computed over the received bytes",
             fix="push the image again; if the error persists, check the registry's storage and any proxies",
         )
@@ -229,9 +229,10 @@ def blocks(remote: Connection, answer: requests.Response, blob: Blob, name: str)
 
 
 def require_space(remote: Connection) -> None:
-    """Start an upload and cancel it. Raises RegistryFull if the registry reports that its storage is full.
+    """Check that the registry has space: start an upload and cancel it.
 
-    An engine reports a full registry as an internal error (500), and only after its own retries (50 s).
+    Raises RegistryFull if the registry reports that its storage is full. An engine reports a full registry as an
+    internal error (500), and only after its own retries (50 s).
     """
     repository = remote.reference.repository
     answer = remote.request("POST", f"/v2/{repository}/blobs/uploads/")
@@ -264,7 +265,7 @@ def choose_platform(index: Mapping[str, Any], platform: str, reference: Referenc
             f"{reference} has no image for {platform}",
             expected=platform,
             found=one_line(", ".join(sorted(found))) or "an empty index",
-            fix="pass another --tag, or push the correct image there",
+            fix="pass another --tag, or push the correct image with this tag",
         )
     return found[platform]
 

@@ -31,7 +31,10 @@ from toolchain.text import one_line
 
 
 def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUntrusted | RegistryFailed:
-    """Return the error for a failed request. If possible, it is chosen by the types of the causes, not by text."""
+    """Return the error for a failed request.
+
+    Where possible, the error is chosen by the types of the exceptions in the chain, not by their text.
+    """
     chain = list(_causes(fault))
     texts = " | ".join(str(item) for item in chain)
     found = _innermost_text(chain)
@@ -143,7 +146,7 @@ def stalled(host: str, found: str = "") -> RegistryFailed:
         f"the transfer with {host} stalled",
         expected=f"progress within {STALL_S:.0f} s",
         found=found or "none",
-        fix="check the network and the registry's log, then run the task again: complete layers are not sent twice",
+        fix="check the network and the registry's log, then run the task again; complete layers are not sent again",
     )
 
 
@@ -153,7 +156,7 @@ def connection_lost(host: str, found: str, expected: str = "a response") -> Regi
         f"connection to {host} lost",
         expected=expected,
         found=found,
-        fix="check the registry's log, then run the task again: complete layers are not sent twice",
+        fix="check the registry's log, then run the task again; complete layers are not sent again",
     )
 
 
@@ -162,7 +165,7 @@ def unknown_host(host: str) -> RegistryHostUnknown:
     return RegistryHostUnknown(
         f"unknown host {host.rpartition(':')[0] or host}",
         expected="a name that resolves",
-        found="the name servers cannot resolve it",
+        found="the name servers cannot resolve this name",
         fix="check the spelling of --registry (or registry.address in invoke.yaml), then the name servers",
     )
 

@@ -4,9 +4,9 @@
 the response to ``GET /v2/`` (distribution API specification). The process record, the log and the images are in the
 build folder's ``registry/``. ``down`` preserves the images.
 
-The registry has no access control, and engines accept plain HTTP only on loopback addresses. It therefore listens on
-the loopback address unless ``registry.address`` is an address of this machine. Tests use ``serve`` with variables that
-enable TLS or access control.
+The registry has no access control, and engines accept plain HTTP only on loopback addresses. The registry therefore
+listens on the loopback address unless ``registry.address`` is an address of this machine. Tests use ``serve`` with
+variables that enable TLS or access control.
 """
 
 from __future__ import annotations
@@ -245,7 +245,10 @@ def _render(settings: Settings, port: int) -> None:
 
 
 def _secret(settings: Settings) -> str:
-    """Return the secret that signs upload states. It is stored so that uploads survive a restart of the registry."""
+    """Return the secret that signs upload states.
+
+    The secret is stored, so that uploads survive a restart of the registry.
+    """
     path = settings.folder / "secret"
     if not path.exists():
         files.write_text_atomically(path, secrets.token_hex(32), mode=0o600)
@@ -285,7 +288,7 @@ def _end(settings: Settings) -> bool:
                     time.sleep(0.02)
         if registry is not None and process_identity.running(registry):
             raise UserError(
-                "the local registry does not stop",
+                "the local registry did not stop",
                 expected="the process to exit after SIGTERM or SIGKILL",
                 found=f"pid {registry.pid} is still running",
                 fix="check dmesg: the process may be waiting for a disk",

@@ -7,8 +7,8 @@ end.
 The file's other keys, their order, and its indentation, owner and mode are preserved, and a backup is written. The new
 file is validated (as JSON and, from version 23.0, by ``dockerd --validate``) and renamed into place. If systemd or
 ``./inv`` started the engine, it is reloaded; mirrors do not require a restart. Otherwise the command for reloading the
-engine is printed. Finally the engine is asked which mirrors it uses. If they differ from the file, or if the reload
-failed, the old file is restored and the engine is reloaded again.
+engine is printed. Finally the engine is asked which mirrors it uses. If these mirrors differ from those in the file, or
+if the reload failed, the old file is restored and the engine is reloaded again.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _listed(urls: Sequence[str]) -> str:
 def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
     """Append mirrors to the existing ones; mirrors that already exist keep their position.
 
-    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises UserError for an invalid
-    URL before any change, EngineUnavailable, or UserError if the engine does not use the mirrors.
+    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises UserError if a URL is
+    invalid (before any change) or if the engine does not use the mirrors afterwards, or EngineUnavailable.
     """
     added = [_checked(url) for url in urls]
 
@@ -149,7 +149,10 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
 
 
 def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
-    """Return the new state. An engine that systemd or ``./inv`` started is reloaded if it uses other mirrors."""
+    """Return the new state.
+
+    An engine that systemd or ``./inv`` started is reloaded if its mirrors differ from those in the file.
+    """
     if state.in_effect:
         return state
     if state.active is None:
@@ -229,7 +232,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _checked(url: str) -> str:
-    """Return a normalised URL. Raises UserError if it is invalid."""
+    """Return a normalised URL. Raises UserError if the URL is invalid."""
     fault = ""
     try:
         parts = urlsplit(url)
@@ -366,7 +369,7 @@ def _refuse_option(daemon: Daemon | None) -> None:
     if any(word.partition("=")[0] == "--registry-mirror" for word in words):
         raise EngineUnavailable(
             "mirrors are set on the engine's command line",
-            expected="mirrors only in daemon.json, because the engine would not start again if both set them",
+            expected="mirrors only in daemon.json, because the engine does not start if its command line sets them too",
             found=f"--registry-mirror among the arguments of dockerd (pid {pid})",
             fix="remove the option from the engine's unit or start script, restart the engine, then run the task again",
         )

@@ -14,6 +14,9 @@ _taken: dict[str, str] = {}
 
 
 def take(variable: str) -> str:
-    """Return a password. The first call removes it from the environment; later calls return the same password."""
+    """Return the password in an environment variable.
+
+    The first call removes the variable; later calls return the same password.
+    """
     _taken[variable] = os.environ.pop(variable, "") or _taken.get(variable, "")
     return _taken[variable]

@@ -39,7 +39,10 @@ class Activity:
         self._at = time.monotonic()
 
     def note(self, name: str, amount: float) -> None:
-        """Record that this attempt has transferred ``amount`` bytes of a part. Bytes sent again are not progress."""
+        """Record that this attempt has transferred ``amount`` bytes of a part.
+
+        Bytes that are sent again do not count as progress.
+        """
         if amount >= self._best.get(name, 0) + _STEP:
             self._best[name] = amount
             self.begin()

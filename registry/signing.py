@@ -1,8 +1,8 @@
 """Load keys, and make and verify signatures: DSSE envelopes with in-toto statements, and cosign's image signatures.
 
 Keys are ECDSA keys on the curve P-256 in PEM files, as cosign uses them. An encrypted key's password comes from
-``PITORCH_SIGNING_PASSWORD`` or a prompt. It is handled like the registry's password: it is never passed as an argument,
-never logged, and removed from the environment before any program is started.
+``PITORCH_SIGNING_PASSWORD`` or a prompt. This password is handled like the registry's password: it is never passed as
+an argument, never logged, and removed from the environment before any program is started.
 """
 
 from __future__ import annotations
@@ -120,13 +120,16 @@ def envelope(statement: Mapping[str, Any], signer: CryptoSigner) -> bytes:
 
 
 def open_envelope(content: bytes, key: PublicKey, what: str, *, fix: str) -> dict[str, Any]:
-    """Verify an envelope and return its statement. Raises SignatureRefused, with ``fix`` if the content is invalid."""
+    """Verify an envelope and return its statement.
+
+    Raises SignatureRefused; ``fix`` is the advice in the error for invalid content.
+    """
     try:
         found = Envelope.from_dict(json.loads(content))
         found.verify([key.key], 1)
         statement = json.loads(found.payload)
         if found.payload_type != STATEMENT_TYPE or not isinstance(statement, dict):
-            raise ValueError(f"payload of type {found.payload_type}")
+            raise ValueError(f"the payload has the type {found.payload_type}")
     except VerificationError:
         raise wrong_key(what, key) from None
     except (ValueError, KeyError, TypeError, AttributeError) as fault:

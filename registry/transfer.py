@@ -95,8 +95,8 @@ def events(
     """Make the engine push or pull; yield its event stream, which is closed at the end of the block.
 
     Closing the connection stops the engine's transfer. docker-py's own methods are not used, because their generators
-    cannot close it. ``auth`` is sent even if it is empty, because docker-py would otherwise look for credentials
-    itself. Raises EngineReported if the engine immediately rejects the request.
+    cannot close the connection. ``auth`` is sent even if it is empty, because docker-py would otherwise look for
+    credentials itself. Raises EngineReported if the engine immediately rejects the request.
     """
     api = client.api
     answer = api.post(
@@ -281,7 +281,8 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
 def _without_names(message: str, reference: Reference) -> str:
     """Return a message on one line, without addresses, digests or the image's name.
 
-    Some of these could be mistaken for an error, such as a digest that contains 401, or a repository named "denied".
+    An address, a digest or a name could be mistaken for an error; for example, a digest may contain 401, and a
+    repository may be named "denied".
     """
     text = _URLS.sub(" ", " ".join(message.split()))
     for name in (str(reference), reference.name, reference.api_host, reference.host, reference.repository):
@@ -290,6 +291,9 @@ def _without_names(message: str, reference: Reference) -> str:
 
 
 def _shortened(message: str) -> str:
-    """Return a message on one line without upload states. Omit the middle of a long one: the cause is at the end."""
+    """Return a message on one line without upload states.
+
+    Omit the middle of a long message, because the cause is at the end.
+    """
     line = re.sub(r"[?&]_state=[^\s\":&]+", "", one_line(message))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

@@ -1,9 +1,9 @@
 """The artefact cache, through which a wheel that takes an hour to build is built only once per machine or team.
 
-An entry consists of a finished wheel, the debug symbols that were split off, and the provenance. It is stored in the
-build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's key, the
+An entry consists of a finished wheel, the debug symbols that were split off, and the provenance. An entry is stored in
+the build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's key, the
 compiler and the installed packages. A manifest in the folder lists sizes and SHA-256 digests, which are verified on
-every use. An entry that fails verification is renamed and never used. It is not deleted, so that the cause can be
+every use. An entry that fails verification is never used; it is renamed instead of deleted, so that the cause can be
 examined.
 
 An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns a recipe's
@@ -128,7 +128,7 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
 def get(config: Config, name: str, key: str) -> tuple[Path, ...] | None:
     """Return the verified files stored under a recipe's name and a key, or None if there are none.
 
-    Raises ArtefactDamaged if the files have changed. In that case the entry is renamed, and the next call returns None.
+    Raises ArtefactDamaged if the files have changed; the entry is then renamed, and the next call returns None.
     """
     found = entry(config, name, key)
     return found.paths if found else None
@@ -156,7 +156,7 @@ def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None
 
 
 def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
-    """Return the files of an entry in this repository, or none if the entry has another recipe key.
+    """Return the files of an entry that is committed to this repository, or none if the entry has another recipe key.
 
     Raises ArtefactDamaged if the entry does not match its manifest.
     """
@@ -175,7 +175,10 @@ def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
 
 
 def entry(config: Config, name: str, key: str) -> Entry | None:
-    """Return the entry with the files that ``get`` returns, and their sizes and digests. Raises the same exceptions."""
+    """Return the entry with the files that ``get`` returns, and their sizes and digests.
+
+    Raises the same exceptions as ``get``.
+    """
     place = _place(config, name, key)
     while True:
         try:
@@ -192,19 +195,19 @@ def entry(config: Config, name: str, key: str) -> Entry | None:
                 f"{name} in the artefact cache is damaged and will not be used ({fault.summary})",
                 expected=fault.expected or "every file in its manifest",
                 found=fault.found or "a missing file",
-                fix=f"run the task again to rebuild or pull it; the damaged entry was renamed to {aside}",
+                fix=f"run the task again to rebuild or pull the artefact; the damaged entry was renamed to {aside}",
             ) from fault
         finally:
             os.close(folder)
 
 
 def _intact(place: Path, name: str, key: str) -> Entry:
-    """Read and verify the entry in a folder. Raises ArtefactDamaged or ArtefactMissing if it has changed."""
+    """Read and verify the entry in a folder. Raises ArtefactDamaged or ArtefactMissing if the entry has changed."""
     manifest = Manifest.read(place / MANIFEST)
     if manifest is None or (manifest.step, manifest.key) != (name, key):
         raise ArtefactDamaged(
             f"{place} is not a complete artefact",
-            expected=f"a manifest of {name}, {key}",
+            expected=f"a manifest of {name} with the key {key}",
             found="another manifest, or none",
         )
     strays = [item.path for item in manifest.artefacts if item.path.parent != place]
@@ -220,7 +223,7 @@ def _intact(place: Path, name: str, key: str) -> Entry:
 
 
 def entries(config: Config) -> Iterator[Entry]:
-    """Yield all entries on this machine. Raises ArtefactDamaged at the first damaged one."""
+    """Yield all entries on this machine. Raises ArtefactDamaged at the first damaged entry."""
     for place in sorted(_folder(config).glob("*/*")):
         if place.is_dir() and _NAME.fullmatch(place.parent.name) and _KEY.fullmatch(place.name):
             found = entry(config, place.parent.name, place.name)
@@ -232,7 +235,8 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
     """Push all entries, or those called ``name``, to a registry, and verify that it holds them.
 
     ``registry`` is HOST[:PORT]/NAMESPACE. A complete artefact with the same tag is not replaced: the first push wins.
-    Raises ArtefactMissing if there is nothing to push, ArtefactDamaged, or the same exceptions as registry.oras.
+    Raises ArtefactMissing if there is nothing to push, ArtefactDamaged if an entry is damaged, or the same exceptions
+    as registry.oras.
     """
     found = [item for item in entries(config) if name in ("", item.name)]
     if not found:
@@ -300,7 +304,10 @@ def pull(
 
 
 def _entry_or_warning(config: Config, name: str, key: str) -> Entry | None:
-    """Return the entry, or None. A damaged entry only causes a warning, because it is then pulled again."""
+    """Return the entry, or None if it is absent or damaged.
+
+    A damaged entry only causes a warning, because it is then pulled again.
+    """
     try:
         return entry(config, name, key)
     except ArtefactDamaged as fault:
@@ -371,7 +378,7 @@ def _tag(name: str, key: str) -> str:
 
 
 def _reference(config: Config, tag: str, registry: str | None) -> Reference:
-    """Return an artefact's reference. It is formed like an image's, but with the repository for artefacts."""
+    """Return an artefact's reference: an image's reference, but with the repository for artefacts."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
     return resolve(dataclasses.replace(config, registry=section), registry=registry, tag=tag)
 

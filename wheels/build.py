@@ -1,9 +1,9 @@
-"""Build a wheel of any Python package with ``pip wheel`` in a container of the target.
+"""Build a wheel of any Python package with ``pip wheel`` in a container for the target.
 
 The container contains compilers, torch and libqpu. Native programs are mounted over its emulated compiler and build
-tools (images.native, images.build_tools). pip creates its usual isolated build environment there. It finds requirements
-in the wheelhouses, among the wheels that the caller passes, and in the package indices that pip uses on this PC
-(wheels.pip_settings).
+tools (images.native, images.build_tools). pip creates its usual isolated build environment there. pip finds
+requirements in the wheelhouses, among the wheels that the caller passes, and in the package indices that pip uses on
+this PC (wheels.pip_settings).
 
 The result is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.
 """
@@ -89,8 +89,9 @@ def build(
 ) -> Done:
     """Build one wheel and put it into the first wheelhouse.
 
-    Raises SourceUnavailable if there is no such package or version, NetworkUnreachable, DiskFull, CommandFailed if the
-    package's own build failed, RustMissing, or PlatformMismatch or WheelUnusable if the wheel does not fit the target.
+    Raises SourceUnavailable if there is no such package or version; CommandFailed if the package's own build failed;
+    PlatformMismatch or WheelUnusable if the wheel does not fit the target; otherwise NetworkUnreachable, DiskFull or
+    RustMissing.
     """
     began = time.monotonic()
     wheelhouse = wheelhouses(config)[0]

@@ -2,7 +2,7 @@
 
 Byte code does not depend on the machine: a native Python of the same version writes the same files as the emulated
 Python, in a seventh of the time. The native Python is in the tools folder, because this PC may have a different
-version. It runs in a chroot in a separate mount namespace.
+version. The native Python runs in a chroot in a separate mount namespace.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ while running:
 def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> None:
     """Compile every module below the staged root ``root``.
 
-    The byte code contains the paths on the target. Every module's time stamp is set to ``epoch``. Python compares it
-    with the one in the byte code; unlike validation by hash (PEP 552), this does not read the source on import. Modules
-    that do not compile (templates, code for other versions) are skipped, as in pip. Raises CommandFailed if no module
-    was compiled.
+    The byte code contains the paths on the target. Every module's time stamp is set to ``epoch``. On import, Python
+    compares this time stamp with the one in the byte code; unlike validation by hash (PEP 552), the comparison does not
+    read the source. Modules that do not compile (templates, code for other versions) are skipped, as in pip. Raises
+    CommandFailed if no module was compiled.
     """
     for module in root.rglob("*.py"):
         os.utime(module, (epoch, epoch), follow_symlinks=False)
@@ -78,7 +78,7 @@ def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> None:
             f"no module below {root} could be byte-compiled",
             returncode=done.returncode,
             tail=done.output,
-            expected=f"byte code of {modules} modules by {tools}/usr/bin/python{suite.python}",
+            expected=f"byte code of {modules} modules, compiled by {tools}/usr/bin/python{suite.python}",
             found="none",
             fix="run ./inv build-image --again=tools",
         )

@@ -1,4 +1,4 @@
-"""Pass this PC's Cargo configuration to build containers, so that they use its registries and proxy."""
+"""Pass this PC's Cargo configuration to build containers, so that builds use the same registries and proxy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Look up the packages that contain files that a build did not find, in the archive's Contents indices.
+"""Find the packages that contain the files that a build lacked, using the archive's Contents indices.
 
 An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is downloaded the first time that a build does not find a
-file, and again after each update of the package lists. It is used only for messages; packages are installed from the
-verified lists.
+file, and again after each update of the package lists. The index is used only for messages; packages are installed from
+the verified lists.
 """
 
 from __future__ import annotations

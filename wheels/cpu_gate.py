@@ -6,8 +6,9 @@ LLVM decodes 64-bit files. Each function with unsupported instructions has one o
   helpers, the function's name, a call to a function that reads the CPU's capabilities, or callers that are all checked;
 - *unchecked*: there is no such sign, and compilers emit all of the function's unsupported instructions for ordinary
   C++, for example LSE atomics. The file was compiled for a newer CPU and will crash;
-- *unproven*: there is no such sign, and the function contains vector or cryptographic instructions. Libraries call such
-  code after a check, often through pointers; the result of running the wheel determines the verdict.
+- *unproven*: there is no such sign, and the function contains vector or cryptographic instructions. Libraries call
+  functions with such instructions after a CPU check, often through pointers; the result of running the wheel determines
+  the verdict.
 
 The signs are defined in cpu_gate.toml. For 32-bit files, the build attributes are checked instead.
 """
@@ -97,7 +98,7 @@ def _data() -> Mapping[str, Any]:
 
 
 def load_cpu(name: str) -> Cpu:
-    """Return the CPU called ``name``. Raises ConfigError if it is unknown."""
+    """Return the CPU called ``name``. Raises ConfigError if there is no such CPU."""
     row = _data()["cpus"].get(name)
     if row is None:
         raise ConfigError([f"--cpu: expected one of {', '.join(_data()['cpus'])}, found {name!r}"])
@@ -115,7 +116,7 @@ def probe_of(wheel: Path) -> list[tuple[str, str]]:
 
 
 def _modules(wheel: Path) -> list[str]:
-    """Return the top-level modules and packages in a wheel. Raises WheelUnusable if there are none."""
+    """Return the top-level modules and packages in a wheel. Raises WheelUnusable if the wheel has none."""
     with zipfile.ZipFile(wheel) as archive:
         paths = [PurePosixPath(name) for name in archive.namelist()]
     found = {path.parts[0] for path in paths if len(path.parts) == 2 and path.name == "__init__.py"}
@@ -275,7 +276,10 @@ def _pages(words: Words, addresses: Addresses) -> Addresses:
 def _stubs(
     elf: ELFFile, code: Sequence[_Code], sections: Mapping[str, Section], relocations: npt.NDArray[Any]
 ) -> Mapping[int, str]:
-    """Return imported functions' names by stub: ``[bti c;] adrp x16, PAGE; ldr x17, [x16, #OFFSET]``."""
+    """Map each stub's address to the name of the imported function.
+
+    A stub is ``[bti c;] adrp x16, PAGE; ldr x17, [x16, #OFFSET]``.
+    """
     plt = next((item for item in code if item.name == ".plt"), None)
     if plt is None or ".dynsym" not in sections:
         return {}

@@ -2,8 +2,8 @@
 
 An isolated environment hides the distribution's packages, so pip would build numpy from source for every project that
 requires it, because the index has no wheel for 32-bit ARM. The wheels contain the unchanged files of the development
-root (``dev.tar``); the libraries that they require are in the container. They are used only for builds: they are
-neither served nor stored in the wheelhouse.
+root (``dev.tar``); the libraries that they require are in the container. The wheels are used only for builds; they are
+not served, and not stored in the wheelhouse.
 """
 
 from __future__ import annotations

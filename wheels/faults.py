@@ -72,7 +72,7 @@ def explain(
 
 
 def distribution_package(name: str, config: Config) -> str:
-    """Return the Debian package in the image's verified lists that contains a package from the index, or ""."""
+    """Return the Debian package in the image's verified lists that provides a package from the package index, or ""."""
     canonical = canonicalize_name(name)
     package = f"python3-{_APT_NAMES.get(canonical, canonical.removeprefix('python-'))}"
     known = apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture) if name else set()
@@ -98,7 +98,7 @@ def _explained(
     if output.build_failed and (unreachable := _CARGO_UNREACHABLE.search(text)):
         return NetworkUnreachable(
             f"Cargo cannot download the crates that {wanted} requires",
-            expected="a response from the crate registry, or from the one in ~/.cargo/config.toml",
+            expected="a response from crates.io, or from the crate registry that ~/.cargo/config.toml names",
             found=shortened(unreachable[0]),
             fix="fix the network or https_proxy, or name a reachable registry or a folder of crates in "
             "~/.cargo/config.toml, then run the task again",

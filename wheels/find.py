@@ -1,6 +1,6 @@
 """Find a wheel that fits the target, audit it, and unpack it as pip on the target would.
 
-None of this requires emulation.
+No function in this module requires emulation.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def tags_for(target: Architecture, suite: Suite) -> frozenset[Tag]:
 def candidates(
     wheelhouses: Sequence[Path], distribution: str, tags: frozenset[Tag]
 ) -> tuple[list[Candidate], list[str]]:
-    """Return a distribution's wheels that fit, best first, and the reasons why others do not fit.
+    """Return the wheels of a package that fit the target, best first, and the reasons why its other wheels do not fit.
 
     An earlier wheelhouse takes precedence over a later one; within a wheelhouse, newer versions come first.
     """

@@ -1,9 +1,10 @@
 """Serve a given set of wheels over HTTP as a package index for pip (PEP 503).
 
-The index is read-only. It serves its pages and the given wheels; requests for any other file return status 404. Wheels
-are listed with their SHA-256, which pip verifies. Byte ranges are supported, so pip can resume an interrupted download.
+The index is read-only. The server provides only the index's pages and the given wheels; requests for any other file
+return status 404. Wheels are listed with their SHA-256, which pip verifies. Byte ranges are supported, so pip can
+resume an interrupted download.
 
-The server uses plain HTTP on one address. Use it only on trusted networks.
+The server uses plain HTTP on one address. Use the server only on trusted networks.
 """
 
 from __future__ import annotations
@@ -258,7 +259,7 @@ def instructions(url: str, names: Sequence[str]) -> list[str]:
     """Return the list of wheels, and the commands for the board.
 
     pip merges all its indices and selects the newest version, so it would compile newer source from the default index
-    on the board. With ``--prefer-binary`` it selects a wheel, even an older one, if the requirement permits.
+    on the board. With ``--prefer-binary``, pip selects a wheel, even an older one, if the requirement permits.
     """
     host = url.split("/")[2].rpartition(":")[0]
     package = "torch" if any(name.startswith("torch-") for name in names) else names[0].partition("-")[0]

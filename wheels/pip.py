@@ -88,9 +88,9 @@ def run_pip(
 ) -> None:
     """Run ``python -m pip WORDS`` without prompts; ``what`` names the download in error messages.
 
-    ``unfound`` returns the error for a requirement that the index does not have. Raises that error, SourceUnavailable
-    for a file whose SHA-256 is not the required one, NetworkUnreachable, or CommandFailed with the last lines of pip's
-    output.
+    ``unfound`` returns the error for a requirement that the index does not have. Raises the error from ``unfound``,
+    SourceUnavailable for a file whose SHA-256 is not the required one, NetworkUnreachable, or CommandFailed with the
+    last lines of pip's output.
     """
     try:
         run(

@@ -1,9 +1,9 @@
 """Pass the package indices in this PC's pip configuration to build containers.
 
 ``pip config list`` prints the settings from pip.conf files and PIP_* variables. The settings for indices, certificates
-and proxies are passed as PIP_* variables. Local paths in them (a folder of wheels, a ``file://`` index, a certificate)
-are mounted read-only at the same path. Values may contain passwords, so they are passed only in the container's
-environment, never on a command line or in a log.
+and proxies are passed as PIP_* variables. Local paths in these settings (a folder of wheels, a ``file://`` index, a
+certificate) are mounted read-only at the same path. Values may contain passwords, so they are passed only in the
+container's environment, never on a command line or in a log.
 """
 
 from __future__ import annotations
