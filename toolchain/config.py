@@ -570,7 +570,7 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """Return an error message. If the invalid value comes from SOURCE_DATE_EPOCH, add the variable's name."""
+    """Return an error message; if the invalid value comes from SOURCE_DATE_EPOCH, the message names this variable."""
     value = os.environ.get(EPOCH_VARIABLE)
     from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
     return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault
