@@ -180,7 +180,7 @@ def build_image(
 def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
-    """Build the torch wheel for the target from source. The build takes a long time; run the task again to continue it."""
+    """Build the torch wheel for the target from source. A build takes a long time; repeat the task to continue it."""
     from flow import torch_job
 
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}

@@ -1,7 +1,7 @@
 """``push --sign``, ``pull --verify``, ``sign`` and ``verify``: sign and verify images and files.
 
-An image's provenance is an in-toto statement with a SLSA provenance predicate, version 1, as for torch. It lists the
-commit and the SHA-256 of the wheels, libqpu, the mirror's package lists and the bill of materials.
+An image's provenance is an in-toto statement with a SLSA provenance predicate, version 1, as for torch. This
+provenance lists the commit and the SHA-256 of the wheels, libqpu, the mirror's package lists and the bill of materials.
 """
 
 from __future__ import annotations
@@ -261,7 +261,10 @@ def _private_key(config: Config) -> CryptoSigner:
 
 
 def public_key(config: Config, key: Path | None) -> signing.PublicKey:
-    """Return the key from --key or the configuration. Raises ConfigError if no key is set, or UserError."""
+    """Return the key from --key or the configuration.
+
+    Raises ConfigError if no key is set, or UserError if the key is invalid.
+    """
     if key is None and not config.registry.public_key:
         raise ConfigError(["registry.public_key is not set: set it to the path of a public key, or pass --key"])
     return signing.load_public(key or ROOT / config.registry.public_key)

@@ -1,9 +1,9 @@
 """``verify``: check that building a wheel again produces identical bytes.
 
-*Sampled*: randomly chosen objects of the build tree are compiled again without ccache and compared; the seed is
-printed. *Full*: the whole wheel is built again without ccache in a separate tree and compared with an earlier wheel,
-which was built here or comes from the artefact cache or this repository. The earlier wheel's provenance must state the
-same compiler and packages.
+*Sampled*: randomly chosen objects of the build tree are compiled again without ccache and compared with the originals;
+the seed is printed. *Full*: the whole wheel is built again without ccache in a separate tree and compared with an
+earlier wheel, which was built here or comes from the artefact cache or this repository. The earlier wheel's provenance
+must state the same compiler and packages.
 """
 
 from __future__ import annotations

@@ -56,6 +56,6 @@ def server_address(config: Config) -> str:
                 "cannot determine the address at which boards reach this PC",
                 expected=f"an address of this machine in {subnet}, or a route to that subnet",
                 found=str(fault.strerror),
-                fix="set nfs.address in invoke.yaml (or INVOKE_NFS_ADDRESS) to the address that boards can reach",
+                fix="set nfs.address in invoke.yaml (or INVOKE_NFS_ADDRESS) to an address that boards can reach",
             ) from fault
         return str(probe.getsockname()[0])

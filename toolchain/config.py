@@ -530,11 +530,11 @@ def load_config(
 ) -> Config:
     """Validate a tree of settings (Invoke's merged configuration or a plain dict), and return the configuration.
 
-    ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for the
-    settings in ``named``, which come from the --config file. ``options`` contains settings from the command line, such
-    as ``{"qpu.library": "upstream"}``; these override both, and empty options are ignored. If a setting is a list, the
-    variable's text is split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all errors,
-    including variables that do not name a setting.
+    ``environment`` contains the INVOKE_* variables (see ``take_variables``). The variables override the tree, except
+    for the settings in ``named``, which come from the --config file. ``options`` contains settings from the command
+    line, such as ``{"qpu.library": "upstream"}``; options override both, and empty options are ignored. If a setting is
+    a list, the variable's text is split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all
+    errors, including variables that do not name a setting.
     """
     faults: list[str] = []
     stronger = {

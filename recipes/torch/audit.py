@@ -120,7 +120,7 @@ def examine(
 def examine_stripped(
     wheel: Path, target: Architecture, suite: Suite, *, flags: str, home: str, extends: Sequence[Path] = (), fix: str
 ) -> Examined:
-    """Audit a wheel like ``examine``; also require that its libraries are stripped and do not contain ``home``.
+    """Audit a wheel as ``examine`` does; also require that its libraries are stripped and do not contain ``home``.
 
     ``home`` is the path of the folder in which the wheel was built.
     """

@@ -1,8 +1,8 @@
 """Write and read a wheel's provenance: an in-toto statement with a SLSA provenance predicate, version 1.
 
 The statement contains the SHA-256 of the wheel, the source (its files, or upstream's commit), every package in the
-builder image with its version, the compiler, the options, and the recipe's key. It does not contain paths or host names
-from this PC.
+builder image with its version, the compiler, the options, and the recipe's key. The statement does not contain
+paths or host names from this PC.
 
 Types are URIs (in-toto's TypeURI), packages are package URLs (ECMA-427), and a resource has a URI, a digest or its
 content (in-toto's ResourceDescriptor).
