@@ -180,7 +180,7 @@ def build_image(
 def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
-    """Build the torch wheel for the target from source. This takes a long time; interrupted builds can be continued."""
+    """Build the torch wheel for the target from source. A build takes a long time; repeat the task to continue it."""
     from flow import torch_job
 
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
@@ -588,7 +588,7 @@ _IMAGES_HELP = {
 
 
 def _configs(context: Context) -> list[Config]:
-    """Return a configuration for each architecture that the option lists."""
+    """Return a configuration for each architecture that ``--architecture`` lists."""
     names = _for_all["image.architecture"].split(",")
     found = [_config(context, {"image.architecture": name}) for name in names]
     return list({config.image.architecture: config for config in found}.values())

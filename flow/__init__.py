@@ -1,1 +1,1 @@
-"""The jobs: build steps, the pipelines that order them, and the functions that the tasks call to run them."""
+"""The jobs: build steps, the pipelines that order the steps, and the functions that tasks call to run a job."""

@@ -65,7 +65,7 @@ class Probed:
 
     @property
     def verdict(self) -> str:
-        """FAIL for an illegal instruction, INCOMPLETE if no step ran or one failed for another reason, else PASS."""
+        """FAIL for an illegal instruction, INCOMPLETE if no step ran or a step failed for another reason, else PASS."""
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
         return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE
@@ -111,7 +111,7 @@ class Audited:
         return json.dumps(document, indent=2) + "\n"
 
     def print(self, console: Console | None = None) -> None:
-        """Print both parts and the verdict on stdout."""
+        """Print the static check's results, the run's results and the verdict on stdout."""
         out = console or progress.make_console()
         out.print(Text(f"{self.wheel} on {self.cpu.name} ({self.cpu.boards})", style="bold"), soft_wrap=True)
         out.print(_static_table(self.static))
@@ -172,7 +172,7 @@ def _probe_table(probed: Probed, cpu: Cpu) -> Table:
 
 
 def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
-    """Audit a wheel for a CPU. The architecture of this CPU overrides the configured one.
+    """Audit a wheel for the CPU ``cpu``, whose architecture overrides the configured one.
 
     ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU,
     PlatformMismatch for a wheel that is not for the target, SourceUnavailable, NetworkUnreachable, WheelUnusable, and
@@ -244,7 +244,7 @@ def _no_probe(config: Config) -> str:
 
 
 def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cpu, log: Path) -> Probed:
-    """Run the steps in the target root. Raises PlatformMismatch if the emulated CPU is not the requested one."""
+    """Run the probe's steps in the target root. Raises PlatformMismatch if QEMU does not emulate the requested CPU."""
     packages = f"usr/local/lib/python{load_suite(config.image.suite).python}/dist-packages"
     with contextlib.closing(connect()) as client:
         output = run_in(
@@ -278,7 +278,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Return, as text, the first functions without a proven check: unchecked ones, then unproven ones."""
+    """Return a line for each of the first unchecked functions, and then for each of the first unproven functions."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

@@ -27,8 +27,8 @@ from wheels.request import Options, Wanted
 def build_wheel(config: Config, text: str, *, folder: Path, options: Options | None = None) -> build.Done:
     """Build one wheel for the target and put it into the first wheelhouse.
 
-    ``text`` is NAME==VERSION or a path relative to ``folder``. Raises SourceUnavailable for any other text, and the
-    same exceptions as ``wheels.build.build`` and the main job.
+    ``text`` is NAME==VERSION or a path relative to ``folder``. Raises SourceUnavailable if ``text`` is neither,
+    and the same exceptions as ``wheels.build.build`` and the main job.
     """
     wanted = Wanted.parse(text, folder=folder)
     main_job.ready_workbench(config, task="./inv build-wheel")
@@ -64,7 +64,7 @@ def _with_rust(context: Context, container: build.BuildContainer) -> build.Build
 
 
 def build_requirements(config: Config) -> list[Path]:
-    """Return the wheels outside the wheelhouses that a build may require: torch's, and those of the distribution."""
+    """Return wheels that a build may require and that are not in the wheelhouses: torch's and the distribution's."""
     context = Context(config)
     manifests = pipelines.main_job(context, with_workbench=True)
     torch = require(manifests.manifest_path("torch"), "build-image").facts["wheel"]

@@ -102,7 +102,7 @@ class Context:
 def for_all_targets(config: Config, suite: str) -> Config:
     """Return the configuration for products that all targets share.
 
-    It has the suite ``suite`` and the default flavour, architecture and kernel.
+    The configuration has the suite ``suite`` and the default flavour, architecture and kernel.
     """
     own = ImageConfig()
     image = replace(config.image, suite=suite, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel)

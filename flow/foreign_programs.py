@@ -8,7 +8,7 @@ from toolchain import files
 
 
 def require_execution(context: Context) -> None:
-    """Execute a small program that is built for the target. Raises UserError if it does not run."""
+    """Execute a small program that is built for the target. Raises UserError if the program does not run."""
     if context.target != context.native and context.target.debian in probe.PROGRAMS:
         with files.scratch_folder(context.root / "work", "probe") as scratch:
             program = scratch / "probe"

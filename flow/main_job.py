@@ -97,7 +97,7 @@ def build_image(
     only: Sequence[str] = (),
     reuse: bool = False,
 ) -> Built:
-    """Bring the system image, or the steps named in ``only``, up to date; ``reuse`` is as in ``Context``.
+    """Bring the system image, or the steps named in ``only``, up to date; ``reuse`` is described in ``Context``.
 
     Raises RootNeeded before it changes anything, or the failed step's UserError.
     """

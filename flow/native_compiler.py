@@ -8,7 +8,7 @@ from images import native
 
 
 def native_compiler(context: Context) -> native.Mounts:
-    """Return the mounts. If the native compiler is disabled or cannot be used, there are none."""
+    """Return the mounts; if the native compiler is disabled or cannot be used, return no mounts."""
     is_emulated = context.target == context.native or emulated_compiler_reason(context)
     if is_emulated or not context.config.build.native_compiler:
         return native.Mounts()

@@ -28,9 +28,9 @@
     native-python ──┬── native-qpu-ops ──┬── native-suite
     native-libqpu ──┘                    └── native-breadth
 
-Shells require the development root. The extension requires it only if it is built in the target's container. This is
-the case if the native compiler is disabled, or if only the target's compiler generates the right code. In the latter
-case, libqpu is also compiled in the target's container.
+Shells require the development root. The extension is built in the development root if the native compiler is
+disabled or if only the target's compiler generates the right code; otherwise, it is built in the builder image. If only
+the target's compiler generates the right code, libqpu is also compiled in the development root.
 
 The steps' manifests and products are in the target's folder.
 """

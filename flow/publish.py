@@ -1,7 +1,7 @@
 """``push --sign``, ``pull --verify``, ``sign`` and ``verify``: sign and verify images and files.
 
-An image's provenance is an in-toto statement with a SLSA provenance predicate, version 1, as for torch. It lists the
-commit and the SHA-256 of the wheels, libqpu, the mirror's package lists and the bill of materials.
+An image's provenance is an in-toto statement with a SLSA provenance predicate, version 1, as for torch. This
+provenance lists the commit and the SHA-256 of the wheels, libqpu, the mirror's package lists and the bill of materials.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ def envelope_of(path: Path) -> Path:
 def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     """Verify a file: its signed statement, its provenance, and the format of a bill of materials.
 
-    If a signed provenance lists other products, those in the file's folder must match it too. With ``key`` or
-    ``registry.public_key``, the file must be signed. Raises SignatureRefused, ConfigError if a key is needed but not
-    set, ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
+    If a signed provenance also lists other products, those in the file's folder must match the provenance too. If
+    ``key`` or ``registry.public_key`` is set, the file must be signed. Raises SignatureRefused, ConfigError if a key is
+    needed but not set, ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
     """
     lines = []
     statement = provenance.path_for(path)
@@ -176,7 +176,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
             raise ArtefactDamaged(
                 f"{path.name} is not a valid bill of materials",
                 found="a document that is nested too deeply",
-                fix="repeat the task that wrote it",
+                fix="repeat the task that wrote the document",
             ) from fault
         lines.append("bill of materials: accepted by the library for its format")
     elif path.suffix == ".whl" and statement.is_file():
@@ -187,7 +187,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
             f"{path.name} has no signature or provenance to verify",
             expected=f"a signature ({envelope_of(path).name}), a wheel with its .provenance.json, or a bill of "
             "materials (.spdx.json, .cdx.json)",
-            found="no statement next to it",
+            found="no statement next to the file",
             fix="pass another file, or an image: HOST[:PORT]/REPOSITORY:TAG",
         )
     return Checked(str(path), tuple(lines))
@@ -200,7 +200,7 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
         raise SignatureRefused(
             f"{path.name} is not signed",
             expected=envelope.name,
-            found="no such file next to it",
+            found="no file with this name in the same folder",
             fix=f"run ./inv sign {path}",
         )
     stated = signing.open_envelope(envelope.read_bytes(), key, envelope.name, fix=f"run ./inv sign {path}")
@@ -261,7 +261,10 @@ def _private_key(config: Config) -> CryptoSigner:
 
 
 def public_key(config: Config, key: Path | None) -> signing.PublicKey:
-    """Return the key from --key or the configuration. Raises ConfigError if there is none, or UserError."""
+    """Return the key from --key or the configuration.
+
+    Raises ConfigError if no key is set, or UserError if the key is invalid.
+    """
     if key is None and not config.registry.public_key:
         raise ConfigError(["registry.public_key is not set: set it to the path of a public key, or pass --key"])
     return signing.load_public(key or ROOT / config.registry.public_key)
@@ -293,7 +296,7 @@ def _record(config: Config) -> Path:
 
 
 def _record_name(config: Config, wanted: Reference) -> str:
-    """Return an image's name in the record. It includes the platform, because an index has one image per platform."""
+    """Return an image's name in the record, with the platform, because an index has one image per platform."""
     return f"{wanted} {config.image.target.oci_platform}"
 
 
@@ -304,7 +307,7 @@ def _require_newest(config: Config, wanted: Reference, found: attestations.Verif
     if found.finished < before.get("finished", ""):
         raise SignatureRefused(
             f"{wanted} is older than the image that was verified here before",
-            expected=f"{before['digest']}, built {before['finished']}, or a later one",
+            expected=f"{before['digest']}, built {before['finished']}, or an image that was built later",
             found=f"{found.digest}, built {found.finished}",
             fix=f"if you set the tag to an older image yourself, remove {path}; otherwise, do not use the image",
         )

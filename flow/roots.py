@@ -66,7 +66,7 @@ def absent_warnings(context: Context) -> tuple[str, ...]:
 
 
 def target_spec(context: Context, needs: Mapping[str, Manifest]) -> rootfs.RootSpec:
-    """Return the target root's specification. The packages that the torch wheel requires, if any, are included."""
+    """Return the target root's specification; if there is a torch wheel, include the packages that it requires."""
     torch = needs["torch"].facts
     with_torch = {*context.suite.torch_python} if torch["wheel"] else set()
     if torch["wheel"] and not torch["self-contained"]:
@@ -92,7 +92,7 @@ def unverified_pockets(context: Context, mirror: Manifest) -> list[str]:
 
 
 def overlays(context: Context, *others: str) -> tuple[Path, ...]:
-    """Return the folders copied over a target root: ``others`` and, if configured, one that excludes documentation."""
+    """Return the folders copied over a target root: ``others``, and ``lean`` if documentation is to be excluded."""
     names = [*([] if context.image.documentation else ["lean"]), *others]
     return tuple(rootfs.HERE / "overlay" / name for name in names)
 

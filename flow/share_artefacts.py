@@ -1,9 +1,9 @@
 """``push-artefacts`` and ``pull-artefacts``: transfer wheels between the artefact cache and a team's registry.
 
 A team's builder images can contain different packages, so there can be several wheels with the same recipe key. If
-this machine has a builder image, the complete key of the wheel that it would build is known, and that wheel is
-requested first. Otherwise, or if the registry does not have that wheel, the wheel that was pushed last for the recipe
-is used.
+this machine has a builder image, the complete key of the wheel that the image would build is known, and that wheel is
+requested first. If there is no such image, or the registry does not have that wheel, the wheel that was pushed last for
+the recipe is used.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _versions(config: Config, made: Manifest) -> dict[str, str]:
 
 
 def _pull(config: Config, name: str, key: str, *, registry: str | None, user: str | None) -> artefacts.Shared:
-    """Pull the artefact that a build would use or, if the registry lacks it, the recipe's last artefact."""
+    """Pull the artefact that a build would use or, if the registry lacks it, the one pushed last for the recipe."""
     exact, stated = artefact_key(config, name, key), name not in _WITHOUT_PROVENANCE
     if exact:
         with contextlib.suppress(ReferenceNotFound):

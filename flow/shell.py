@@ -84,9 +84,10 @@ def environment(architecture: Architecture, compiler: Mounts) -> dict[str, str]:
 def open_shell(
     image: str, architecture: Architecture, folder: Path, *, compiler: Mounts, command: str, as_root: bool
 ) -> int:
-    """Open a shell, or run ``command`` in it, and return its exit status. Raises ArtefactMissing if there is no folder.
+    """Open a shell, or run ``command`` in it, and return its exit status.
 
-    The container is removed afterwards, even after Ctrl-C, SIGTERM or the loss of the terminal.
+    The container is removed afterwards, even after Ctrl-C, SIGTERM or the loss of the terminal. Raises ArtefactMissing
+    if ``folder`` does not exist.
     """
     require_folder(folder)
     words = ["bash", "-c", command] if command else ["bash", "-l"]

@@ -11,7 +11,7 @@ remaining tests count as *not run*.
 A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` is every fourth test in alphabetical order,
 starting with the second.
 
-The report is written after each file. The whole list takes hours. Therefore, a run without names continues an
+The report is written after each file. Because the tests of all files take hours, a run without names continues an
 interrupted run: it skips the files that were completed with the installed torch and without unexplained failures. The
 SHA-256 of torch's ``RECORD``, which contains the hashes of all its files, identifies the installed torch.
 """
@@ -215,7 +215,7 @@ class Report:
         return report
 
     def is_final(self, item: Part, reasons: Reasons) -> bool:
-        """Return whether all tests of the file or part ran, and ``reasons`` still explains each failure and omission.
+        """Return whether all tests of ``item`` ran, and whether ``reasons`` still explains each failure and omission.
 
         A file with patterns that matched no test is run again, because the patterns may have been corrected.
         """
@@ -228,7 +228,7 @@ class Report:
         )
 
     def add(self, result: Result) -> None:
-        """Add a result, and write the file."""
+        """Add a result, and write the report."""
         self.results[result.file] = result
         items = [self.results[name].record() for name in sorted(self.results)]
         document = {"torch": self.torch, "emulated": self.is_emulated, "files": items}
@@ -445,10 +445,10 @@ def tally(
 ) -> Result:
     """Return a file's result from the lines of pytest-reportlog (one JSON report each).
 
-    ``signal_at`` is the time at which the limit is reached, in Unix seconds. A test that fails later counts as not run,
-    because torch can turn the KeyboardInterrupt into another exception. ``hung`` means that no signal stopped pytest.
-    ``tests`` is None if pytest exited before it had collected the tests. In this case, the file counts as failed,
-    regardless of pytest's exit status.
+    ``signal_at`` is the time at which the limit is reached, in Unix seconds. A test that fails after
+    ``signal_at`` counts as not run, because torch can turn the KeyboardInterrupt into another exception. ``hung`` means
+    that no signal could stop pytest. ``tests`` is None if pytest exited before it had collected the tests; the file
+    then counts as failed, regardless of pytest's exit status.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}

@@ -1,9 +1,9 @@
 """``verify``: check that building a wheel again produces identical bytes.
 
-*Sampled*: randomly chosen objects of the build tree are compiled again without ccache and compared; the seed is
-printed. *Full*: the whole wheel is built again without ccache in a separate tree and compared with an earlier wheel,
-which was built here or comes from the artefact cache or this repository. The earlier wheel's provenance must state the
-same compiler and packages.
+*Sampled*: randomly chosen objects of the build tree are compiled again without ccache and compared with the originals;
+the seed is printed. *Full*: the whole wheel is built again without ccache in a separate tree and compared with an
+earlier wheel, which was built here or comes from the artefact cache or this repository. The earlier wheel's provenance
+must state the same compiler and packages.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _require_made(tree: Path, objects: Sequence[str]) -> None:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise ArtefactMissing(
             "the build tree of torch is not complete",
-            expected="every chosen object, from a complete build",
+            expected="a complete build, with every object that was chosen",
             found=f"no {absent[0].rsplit('/', 1)[-1]}{more}",
             fix="run ./inv build-torch --again to complete the build",
         )
@@ -151,7 +151,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
 def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
     """Return earlier wheels with the recipe's current key, and their origins.
 
-    If there are none, raises ArtefactMissing, or the error for a wheel that cannot be used.
+    If there is no such wheel, raises ArtefactMissing, or the error for a wheel that cannot be used.
     """
     refused: list[str] = []
     unusable: list[resolve.Unusable] = []

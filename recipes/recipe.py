@@ -63,7 +63,8 @@ class Recipe:
                     f"recipe {self.name} did not produce all of its outputs",
                     expected=f"a file that matches {pattern}",
                     found=", ".join(sorted(path.name for path in folder.iterdir())) or "an empty folder",
-                    fix=f"read the recipe's log; the outputs are listed in recipes/{self.folder.name}/recipe.toml",
+                    fix="read the recipe's log, and compare the files that were found with the outputs in "
+                    f"recipes/{self.folder.name}/recipe.toml",
                 )
 
 

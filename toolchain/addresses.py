@@ -38,7 +38,7 @@ def own_addresses() -> dict[ipaddress.IPv4Address, str]:
 def server_address(config: Config) -> str:
     """Return the address at which boards reach this PC.
 
-    This is ``nfs.address`` if it is set, else this machine's address in the board's subnet, else the source address of
+    Return ``nfs.address`` if it is set, else this machine's address in the board's subnet, else the source address of
     the route to that subnet. Raises NetworkUnreachable if there is no such route.
     """
     if config.nfs.address:
@@ -56,6 +56,6 @@ def server_address(config: Config) -> str:
                 "cannot determine the address at which boards reach this PC",
                 expected=f"an address of this machine in {subnet}, or a route to that subnet",
                 found=str(fault.strerror),
-                fix="set nfs.address in invoke.yaml (or INVOKE_NFS_ADDRESS)",
+                fix="set nfs.address in invoke.yaml (or INVOKE_NFS_ADDRESS) to an address that boards can reach",
             ) from fault
         return str(probe.getsockname()[0])

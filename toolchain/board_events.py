@@ -50,9 +50,9 @@ def of_netboot(config: Config, name: str) -> Path:
 
 
 def append(path: Path | None, source: str, *texts: str, when: float | None = None) -> None:
-    """Append events to the file ``path``, unless it is None. Their time is ``when`` (Unix seconds) or the current time.
+    """Append events to the file ``path``, unless it is None.
 
-    A failure only causes a warning.
+    The events' time is ``when`` (Unix seconds) or the current time. If the file cannot be written, print a warning.
     """
     if path is None or not texts:
         return

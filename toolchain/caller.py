@@ -59,7 +59,7 @@ def remember(words: Sequence[str], variables: Iterable[str]) -> None:
 
 
 def as_root(task: str) -> str:
-    """Return the command that repeats the caller's command as root; if none was stored, ``sudo`` and ``task``.
+    """Return the command that repeats the caller's command as root; if no command was stored, ``task`` with sudo.
 
     The command lists the names of the variables to preserve, not their values, because a value may be a password.
     """

@@ -122,7 +122,7 @@ def run_tests(
 
     With ``checks_only``, run only the linters; with ``quick``, only the linters and the unit tests. If the machine
     cannot build images, the tests of the main job would be skipped, so ChecksFailed is raised before anything runs.
-    With ``partial``, the other tests run instead, and a warning at the end names the skipped ones.
+    With ``partial``, only the main job's tests are skipped on such a machine, and a warning at the end names them.
     """
     if checks_only:
         run_all(linters())

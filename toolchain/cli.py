@@ -5,9 +5,9 @@ converted into repeated options. ``lab log NAME`` becomes ``lab log --name=NAME`
 positional arguments, and the other actions of ``lab`` take no name. ``TASK --help`` works for every task; without this
 module, Invoke would interpret ``--help`` as the value of a positional argument.
 
-Errors for which Invoke would print a traceback end the program with a message and an exit code. These are a malformed
-invoke.yaml, an option value that is not a number, a JSON document that is nested too deeply, and operating system
-errors, such as a full disk when standard output is a file.
+The following errors, for which Invoke would print a traceback, end the program with a message and an exit code: a
+malformed invoke.yaml, an option value that is not a number, a JSON document that is nested too deeply, and operating
+system errors, such as a full disk when standard output is a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MANY = {"mirror": "--url"}
 _LIST_FORMATS = ("flat", "nested", "json")
 _NESTED = UserError(
     "a JSON document is nested too deeply",
-    expected="at most a few hundred levels",
+    expected="at most a few hundred levels of nesting",
     fix="check the file or the registry that the task reads",
 )
 
@@ -91,7 +91,7 @@ def _report_invalid_values() -> None:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output. Its OSErrors, for example for a full disk, contain "standard output" as the file name."""
+    """Standard output, whose OSErrors, for example for a full disk, contain "standard output" as the file name."""
 
     def write(self, text: str) -> int:
         with _named("standard output"):

@@ -1,6 +1,7 @@
 """Find the code that determines a product: this project's modules that a module imports, directly or indirectly.
 
-The modules are found by parsing all import statements in a file; nothing is imported. ``LEAVES`` lists exceptions.
+The modules are found by parsing all import statements in a file; nothing is imported. The modules in
+``LEAVES`` are left out.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _is_leaf(module: str) -> bool:
 
 
 def _has_code(content: bytes) -> bool:
-    """Return whether a file contains more than a docstring. Most ``__init__.py`` files do not."""
+    """Return whether a file contains more than a docstring, unlike most ``__init__.py`` files."""
     return any(not isinstance(item, ast.Expr) for item in _parsed(content).body)
 
 

@@ -530,11 +530,11 @@ def load_config(
 ) -> Config:
     """Validate a tree of settings (Invoke's merged configuration or a plain dict), and return the configuration.
 
-    ``environment`` contains the INVOKE_* variables (see ``take_variables``). They override the tree, except for the
-    settings in ``named``, which come from the --config file. ``options`` contains settings from the command line, such
-    as ``{"qpu.library": "upstream"}``; these override both, and empty options are ignored. If a setting is a list, the
-    variable's text is split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all errors,
-    including variables that do not name a setting.
+    ``environment`` contains the INVOKE_* variables (see ``take_variables``). The variables override the tree, except
+    for the settings in ``named``, which come from the --config file. ``options`` contains settings from the command
+    line, such as ``{"qpu.library": "upstream"}``; options override both, and empty options are ignored. If a setting is
+    a list, the variable's text is split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all
+    errors, including variables that do not name a setting.
     """
     faults: list[str] = []
     stronger = {
@@ -570,7 +570,7 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """Return an error message. If the invalid value comes from SOURCE_DATE_EPOCH, add the variable's name."""
+    """Return an error message; if the invalid value comes from SOURCE_DATE_EPOCH, the message names this variable."""
     value = os.environ.get(EPOCH_VARIABLE)
     from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
     return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault

@@ -256,7 +256,7 @@ FIXES = {
 
 
 def of_system(fault: OSError) -> UserError:
-    """Return the user error for an OSError, with the path in it. For a full disk, the error is DiskFull."""
+    """Return the user error for an OSError: DiskFull for a full disk. The message contains the path if it is known."""
     names = [
         os.fsdecode(name) for name in (fault.filename, fault.filename2) if isinstance(name, (str, bytes, os.PathLike))
     ]

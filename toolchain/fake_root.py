@@ -48,7 +48,7 @@ def call(function: Callable[..., T], *arguments: object, why: str) -> T:
 
 
 def main(made: Path) -> None:
-    """Call the pickled function on standard input, and write its result and its exception, one of which is None."""
+    """Read a pickled function from stdin and call it; write its result and its exception, one of which is None."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ``call``)
     result = fault = None

@@ -116,7 +116,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a temporary folder below ``parent``, which is removed on exit.
 
-    This process holds a lock on the folder, which distinguishes it from leftovers of killed tasks
+    This process locks the folder; leftovers of killed tasks are recognised because they are not locked
     (toolchain.leftovers).
     """
     parent.mkdir(parents=True, exist_ok=True)
@@ -176,8 +176,8 @@ def owned(folder: Path) -> Iterator[None]:
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
     """Hold a lock file, which is created if necessary and never removed.
 
-    Raises ``refusal`` immediately if another process holds the file. Read permission is enough for another user's file.
-    Raises PermissionError if the file cannot be read or created.
+    Raises ``refusal`` immediately if another process holds the lock. A lock file that belongs to another user only has
+    to be readable. Raises PermissionError if the file cannot be read or created.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -245,7 +245,7 @@ def require_owned(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
         raise UserError(
             f"{folder} would be replaced, but pitorch did not create it",
-            expected=f"no such folder, an empty one, or one that contains pitorch's marker {MARKER}",
+            expected=f"a folder that does not exist, is empty, or contains pitorch's marker {MARKER}",
             found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",
             fix="name another folder, or empty this one yourself",
         )

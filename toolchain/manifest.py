@@ -38,14 +38,14 @@ class Artefact:
     def verify(self) -> None:
         """Raise ArtefactMissing or ArtefactDamaged if the file has changed since it was created."""
         if not self.path.is_file():
-            raise ArtefactMissing(f"{self.path} is missing", fix="repeat the step that creates it")
+            raise ArtefactMissing(f"{self.path} is missing", fix="repeat the step that creates the file")
         found = Artefact.of(self.path)
         if found != self:
             raise ArtefactDamaged(
                 f"{self.path} does not match its manifest",
                 expected=f"{self.size} bytes, SHA-256 {self.sha256}",
                 found=f"{found.size} bytes, SHA-256 {found.sha256}",
-                fix="delete the file, then repeat the step that creates it",
+                fix="delete the file, then repeat the step that creates the file",
             )
 
 
@@ -123,12 +123,12 @@ class Manifest:
 
 
 def require(path: Path, task: str) -> Manifest:
-    """Return the manifest at ``path``. Raises ArtefactMissing with the task that creates it."""
+    """Return the manifest at ``path``. Raises ArtefactMissing, whose fix is to run ``task``."""
     manifest = Manifest.read(path)
     if manifest is None:
         raise ArtefactMissing(
             f"the product of `./inv {task}` is required",
-            expected=f"its manifest at {path}",
+            expected=f"the product's manifest at {path}",
             found="no readable manifest",
             fix=f"run ./inv {task}",
         )

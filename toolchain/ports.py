@@ -75,7 +75,7 @@ def require_free(address: str, port: int, *, server: str, section: str) -> None:
                     f"port {port} is in use",
                     expected=f"no program listening on {address}:{port}",
                     found=_listener(port),
-                    fix=f"stop the program that uses the port{kernels}, or set {section}.port",
+                    fix=f"stop the program that uses the port{kernels}, or set {section}.port to a free port",
                 ) from fault
             raise UserError(
                 f"{server} cannot listen on {address}",

@@ -55,7 +55,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Completed:
-    """The result of a command. ``output`` is stdout and, unless it was separated, stderr."""
+    """The result of a command. ``output`` is stdout, and also stderr unless stderr was separated."""
 
     argv: tuple[str, ...]
     returncode: int
@@ -70,7 +70,7 @@ def pasteable(argv: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -
 
 
 def require_program(name: str, why: str) -> Path:
-    """Return the program's path. Raises ProgramMissing, which states why it is needed and names its package.
+    """Return the path of the program ``name``. Raises ProgramMissing with the reason ``why`` and the program's package.
 
     The sbin folders, which are not on an ordinary user's PATH, are also searched.
     """

@@ -21,7 +21,7 @@ class SettingsFiles(config.Config):
     """Invoke's configuration. If a file is malformed, the program exits and lists all errors as ConfigError does."""
 
     def load_runtime(self, merge: bool = True) -> None:
-        """Read the --config file, which must exist. Its path is relative to the caller's folder."""
+        """Read the --config file, which must exist; the file's path is relative to the caller's folder."""
         if given := self._runtime_path:
             path = caller.path(caller.expanded(os.fspath(given)))
             if path.suffix.lstrip(".") not in self._file_suffixes:
@@ -103,7 +103,7 @@ def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _not_of_invoke(section: str, key: Any, value: Any) -> str:
-    """Return the error in one of Invoke's own settings, or an empty string. No task uses these settings."""
+    """Return the error in one of Invoke's own settings, which no task uses, or an empty string."""
     usual = config.Config.global_defaults()[section]
     if key not in usual:
         return f"Invoke has no such setting; valid: {', '.join(usual)}"

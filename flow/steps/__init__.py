@@ -1,1 +1,1 @@
-"""One module per step. Its function ``step(context)`` returns the step: its inputs, dependencies and action."""
+"""One module per step; the module's function ``step(context)`` returns the step's inputs, dependencies and action."""

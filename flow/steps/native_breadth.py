@@ -13,7 +13,7 @@ FOLDER = ROOT / "tests" / "native"
 
 
 def step(context: Context) -> Step:
-    """Return the step that runs the tests in tests/native, which share a module with tests/device."""
+    """Return the step that runs the tests in tests/native; one of them runs test_torch_qpu.py in tests/device."""
     names = sorted(path.name for path in FOLDER.glob("test_*.py"))
     shared = files.tree_fingerprint(native_suite.FOLDER, native_suite.NAMES[-1])
     return Step(

@@ -1,8 +1,8 @@
 """Compile the torch wheel from source, or get it from the artefact cache.
 
-The step's key is the recipe's (``Plan.key``). It does not include this project's code, so that a changed message does
-not cause half an hour of compilation. Only the finished and audited wheel and its provenance are stored outside the
-target's folder.
+The step's key is the recipe's (``Plan.key``). The key does not include this project's code, so that a changed message
+does not cause half an hour of compilation. Only the finished and audited wheel and its provenance are stored outside
+the target's folder.
 """
 
 from __future__ import annotations

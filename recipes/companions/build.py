@@ -1,7 +1,7 @@
 """Build torchvision and torchaudio: cross-compile them in the native builder image against a torch wheel's files.
 
 The folder ``prebuilt`` contains the wheels that match the torch wheel in this repository, so a first build does not
-have to compile them. The folder is a copy of their entry in the artefact cache.
+have to compile them. The folder is a copy of the wheels' entry in the artefact cache.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from toolchain.jobs import compile_jobs
 def build(config: Config, *targets: str, options: Sequence[str] = ()) -> Path:
     """Compile the CMake targets ``targets`` and return the build tree. Later calls compile only what has changed.
 
-    CMake stores the options in ``options``, so they also apply to later calls. Raises CommandFailed or ProgramMissing.
+    CMake stores ``options``, so they also apply to later calls. Raises CommandFailed or ProgramMissing.
     """
     for program in ("cmake", "ninja"):
         process.require_program(program, "to compile libqpu for this PC")

@@ -2,11 +2,11 @@
 
 A full build starts Python and imports torch under emulation, and then compiles every source. A changed kernel requires
 only one compilation and one link. Therefore, the previous full build is stored: its source folder with the objects, its
-compiler and linker command lines, its wheel, and a hash of its *surroundings*. These are everything else that
-determines the wheel: development root, torch, libqpu, compiler and setup.py. If the hash is unchanged, a rebuild runs
-the compiler command lines for the changed sources and the linker command lines for their modules, without Python. It
-then puts the products into a copy of the wheel. The installed files are identical to those of a full build, byte for
-byte; a test compares them.
+compiler and linker command lines, its wheel, and a hash (``surroundings``) of everything else that determines the
+wheel: the development root, torch, libqpu, the compiler and setup.py. If the hash is unchanged, a rebuild runs the
+compiler command lines for the changed sources and the linker command lines for their modules, without Python. It then
+puts the products into a copy of the wheel. The installed files are identical to those of a full build, byte for byte; a
+test compares them.
 
 If the hash differs or the stored build is inconsistent, the stored build is ignored, and a full build follows.
 """

@@ -1,7 +1,7 @@
 """Build the extension: `pip wheel .`, or `python setup.py bdist_wheel`.
 
 libqpu is expected in include/ and lib/ in the folder that LIBQPU_PREFIX names. If this variable is not set, pkg-config
-finds libqpu. It is linked by its soname, and the extension does not contain a search path: at run time, the loader
+finds libqpu. libqpu is linked by its soname, and the extension does not contain a search path: at run time, the loader
 finds libqpu.so.1 through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
 
 For cross-compilation, TORCH_FILES is set to the folder of a torch package for the target machine. The extension is

@@ -1,11 +1,11 @@
 """Build the extension wheel for the target, in one of two places.
 
 The main job compiles it in the native builder image with the cross compiler, against the files of torch and the headers
-and settings of the target's Python. This requires neither emulation nor the development root.
+and settings of the target's Python. Cross-compilation requires neither emulation nor the development root.
 
 Alternatively, plain ``pip wheel`` builds it inside the armv7 container, as a user would, with torch and libqpu
-installed as on the target. There, the native compiler can replace the emulated one (images.native), without a change
-to the wheel's own build. Both ways produce the same wheel, byte for byte; a test compares the wheels.
+installed as on the target. In this container, the native compiler can replace the emulated one (images.native),
+without a change to the wheel's own build. Both ways produce the same wheel, byte for byte; a test compares the wheels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Build upstream QPULib instead of libqpu: fetch it at a pinned commit and compile it as upstream does.
 
-The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the build folder. The latter is fetched if it
-does not exist. A git tree must be at the pinned commit and unchanged. A folder without ``.git`` (an unpacked archive)
-is used as it is, with a warning that is recorded in the manifest.
+The source is the folder ``qpu.upstream_source``, or ``sources/qpulib`` in the build folder. If ``sources/qpulib`` does
+not exist, it is fetched. A git tree must be at the pinned commit and unchanged. A folder without ``.git`` (an unpacked
+archive) is used as it is, with a warning that is recorded in the manifest.
 
 Each combination of mode, DEBUG setting and compiler has its own build tree, so only files that depend on a changed file
 are recompiled.
@@ -75,7 +75,7 @@ class Places:
 def pin(recipe: Recipe) -> str:
     """Return the pinned commit.
 
-    Raises SourceUnavailable unless it consists of 40 hexadecimal digits: the name of a branch would not be a fixed pin.
+    Raises SourceUnavailable unless the pin is a full hash, of 40 hexadecimal digits, because a branch can change.
     """
     commit = recipe.settings["commit"]
     if not re.fullmatch(r"[0-9a-f]{40}", commit):

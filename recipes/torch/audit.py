@@ -67,7 +67,8 @@ def examine(
 
     Raises PlatformMismatch if the wheel is for another machine, or WheelUnusable, which lists all faults.
 
-    ``extends`` lists libraries that are loaded before those of the wheel. If the wheel extends torch, they are torch's.
+    ``extends`` lists libraries that are loaded before the wheel's, such as torch's libraries for a wheel that extends
+    torch.
 
     The following are faults: a wrong tag, RECORD, machine or float ABI (wheels.find.audit); a CPU architecture,
     floating-point unit or use of NEON that contradicts the compiler's ``flags``, except in libraries that select their
@@ -119,7 +120,7 @@ def examine(
 def examine_stripped(
     wheel: Path, target: Architecture, suite: Suite, *, flags: str, home: str, extends: Sequence[Path] = (), fix: str
 ) -> Examined:
-    """Audit a wheel like ``examine``; also require that its libraries are stripped and do not contain ``home``.
+    """Audit a wheel as ``examine`` does; also require that its libraries are stripped and do not contain ``home``.
 
     ``home`` is the path of the folder in which the wheel was built.
     """

@@ -108,7 +108,7 @@ class Plan:
         if reason := variants[name].get("refused"):
             raise RecipeInvalid(
                 f"torch cannot be built for {variants[name]['title']}",
-                expected="a compiler and libraries for that architecture",
+                expected="a compiler and libraries for the variant's architecture",
                 found=reason,
                 fix="use --variant=neon or --variant=baseline",
             )
@@ -319,7 +319,7 @@ class Builder:
         return shlex.join([self._plan.variant, self._source.kind, *self._plan.config.torch.options]) + "\n"
 
     def discard(self) -> None:
-        """Remove the tree. Its files belong to root, so a container removes them."""
+        """Remove the tree. A container removes the files, because they belong to root."""
         if self.home.is_dir():
             self.run(["find", _HOME, "-mindepth", "1", "-delete"])
         files.remove(self.home)

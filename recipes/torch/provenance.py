@@ -1,8 +1,8 @@
 """Write and read a wheel's provenance: an in-toto statement with a SLSA provenance predicate, version 1.
 
 The statement contains the SHA-256 of the wheel, the source (its files, or upstream's commit), every package in the
-builder image with its version, the compiler, the options, and the recipe's key. It does not contain paths or host names
-from this PC.
+builder image with its version, the compiler, the options, and the recipe's key. The statement does not contain
+paths or host names from this PC.
 
 Types are URIs (in-toto's TypeURI), packages are package URLs (ECMA-427), and a resource has a URI, a digest or its
 content (in-toto's ResourceDescriptor).
@@ -125,7 +125,7 @@ def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:
 
 
 def _byproduct(name: str, values: Mapping[str, float]) -> dict[str, Any]:
-    """Return a byproduct with a few numbers, both as its content and as readable annotations."""
+    """Return a byproduct that contains these values twice: as encoded JSON and as readable annotations."""
     content = base64.b64encode(json.dumps(values, sort_keys=True).encode()).decode()
     return {"name": f"{name}.json", "mediaType": "application/json", "content": content, "annotations": dict(values)}
 

@@ -1,12 +1,13 @@
 """Find the torch wheel for the image: wheelhouse → artefact cache → own build → repository → package index.
 
-A wheel in a wheelhouse is chosen by its name, tag and contents; the user is responsible for it. Wheels from the next
-three sources were built by this project's recipe. They are used only if their provenance states the recipe's current
-key, so an old wheel is never used after flags, options or patches have changed. For targets that have no prebuilt
-wheel, a wheel from the package index is pinned by its SHA-256 (published.toml). ``torch.source`` can restrict the
-search to one source. Before a wheel is used, an audit checks its archive and RECORD, and the machine and float ABI of
-every ELF file. If a wheel fails the audit and another source has a usable one, the failed wheel is skipped with a
-warning. If there is no usable wheel, a warning is printed, and the image is built without torch.
+A wheel in a wheelhouse is chosen by its name, tag and contents; the user is responsible for it. Wheels in the artefact
+cache, in ``build-torch``'s folder and in the repository were built by this project's recipe; they are used only if
+their provenance states the recipe's current key, so an old wheel is never used after flags, options or patches have
+changed. For targets that have no prebuilt wheel, a wheel from the package index is pinned by its SHA-256
+(published.toml). ``torch.source`` can restrict the search to one source. Before a wheel is used, an audit checks its
+archive and RECORD, and the machine and float ABI of every ELF file. If a wheel fails the audit and another source has a
+usable one, the failed wheel is skipped with a warning. If there is no usable wheel, a warning is printed, and the image
+is built without torch.
 """
 
 from __future__ import annotations

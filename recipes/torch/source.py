@@ -1,9 +1,9 @@
 """Fetch and verify torch's source: Debian's source package (default), or upstream's tag.
 
 apt fetches the package from the images' mirror and verifies its signature chain (signed index → Sources → ``.dsc`` file
-→ archives). In addition, the recipe pins the SHA-256 of the ``.dsc`` file. The archives are compared with its checksums
-on every use, and damaged ones are fetched again. git fetches upstream's tag with its submodules; the tag must refer to
-the pinned commit.
+→ archives). In addition, the recipe pins the SHA-256 of the ``.dsc`` file. On every use, the archives are compared with
+the checksums in the ``.dsc`` file, and damaged archives are fetched again. git fetches upstream's tag with its
+submodules; the tag must refer to the pinned commit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Source:
 def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
     """Return text that identifies the source that the recipe pins. Nothing is fetched.
 
-    Raises SourceUnavailable for a release without a pin, and for a kind that is not built from source.
+    Raises SourceUnavailable for a release without a pin, and for a ``kind`` other than archive and git.
     """
     if kind not in ("archive", "git"):
         raise SourceUnavailable(
@@ -99,7 +99,7 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
             f"{package} {version} is not the source that the recipe pins",
             expected=f"{description.name} with SHA-256 {digest}",
             found=found,
-            fix="check the mirror (image.mirror); to use a new revision of the package, change recipe.toml",
+            fix="check the mirror (image.mirror); to use a new revision of the package, change the pin in recipe.toml",
         )
     sums = _sums(description)
     if damage := _damage(description):
@@ -197,7 +197,7 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
             f"upstream's {tag} is not the commit that the recipe pins",
             expected=commit,
             found=found,
-            fix=f"delete {place} and run the task again; find out why the tag has moved before you use it",
+            fix=f"find out why upstream moved the tag; then delete {place} and run the task again",
         )
     changed = git(place, *_OTHERS.split(), "--ignore-submodules=none").splitlines()
     changed += [line for line in git(place, "submodule", "status", "--recursive").splitlines() if line[0] in "-+U"]

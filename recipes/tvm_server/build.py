@@ -53,7 +53,7 @@ def check(client: docker.DockerClient, reference: str, target: Architecture, log
     except CommandFailed as fault:
         raise CommandFailed(
             f"TVM's server does not start in {reference}",
-            expected="exit status 0 of pitorch-rpc-server --check",
+            expected="exit status 0 from pitorch-rpc-server --check",
             found=fault.tail.strip()[-1500:] or fault.found,
             fix=f"read the full output in {log}",
         ) from fault

@@ -16,7 +16,7 @@ for _folder in (*site.getsitepackages(), sysconfig.get_path("platlib"), site.get
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, str] | None = None) -> list[str]:  # noqa: ARG001
-    """Return no requirements, because asking setuptools would run setup.py, which imports torch, once more."""
+    """Return no requirements: if setuptools were asked for them, it would run setup.py and import torch once more."""
     return []
 
 
