@@ -270,7 +270,7 @@ def _batch_us(call: Callable[[], None], calls: int) -> float:
 
 
 def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 5) -> None:
-    """Write a trace of host and GPU during a few calls in each way, for https://ui.perfetto.dev."""
+    """Write a trace of host and GPU during a few calls with each method, for https://ui.perfetto.dev."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -354,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=[],
         help="an input: TYPE[SIZE,…] or a number (may be repeated; default: inputs for the operation)",
     )
-    parser.add_argument("--runs", type=int, default=10, help="timed calls in each way")
+    parser.add_argument("--runs", type=int, default=10, help="number of timed calls for each method")
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     parser.add_argument("--plot", type=Path, help="write a plot to this file (requires matplotlib)")
