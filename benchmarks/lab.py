@@ -1,4 +1,4 @@
-"""Measure a lab with several hundred places on one coordinator: times, memory, and a model of ``test-on-pi --all``.
+"""Measure a lab with several hundred places on one coordinator: times, memory, and estimates for ``test-on-pi --all``.
 
 labgrid's coordinator and exporters run on this PC. The boards are fictitious: exporters announce their addresses,
 but nothing connects to them.
