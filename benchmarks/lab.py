@@ -59,7 +59,7 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Complete:
-    """Measurements of acquiring and releasing boards in the same way as ``--all``."""
+    """Measurements of acquiring and releasing boards in the same way as ``test-on-pi --all``."""
 
     acquire: Sequence[float]
     rate: float
@@ -153,7 +153,7 @@ def _in_turn(coordinator: Coordinator, size: int, times: int) -> tuple[list[floa
 
 
 def _complete(coordinator: Coordinator) -> _Complete:
-    """Acquire and release boards in parallel, in the same way as ``--all``."""
+    """Acquire and release boards in parallel, in the same way as ``test-on-pi --all``."""
 
     def hold(number: int) -> float:
         began = time.monotonic()

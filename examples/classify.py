@@ -48,7 +48,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, nargs="?", help="a JPEG or PNG file")
     parser.add_argument(
-        "--camera", metavar="SOURCE", help="the number of a camera, a video file or a URL that provides the picture"
+        "--camera", metavar="SOURCE", help="source of the picture: a camera's number, a video file or a URL"
     )
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--weights", type=Path, required=True, help="the model's state dict")

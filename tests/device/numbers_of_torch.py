@@ -464,7 +464,7 @@ def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -
 
 
 def main(*words: str) -> int:
-    """Perform the actions in ``words``, pairs of an action and a file; return the number of differences."""
+    """Perform the actions in ``words``, which are pairs of an action and a file; return the number of differences."""
     if not words or len(words) % 2 or not {*words[::2]} <= {"write", "compare"}:
         print(f"usage: {__doc__}", file=sys.stderr)
         sys.exit(2)

@@ -76,7 +76,7 @@ int atexit(void (*function)()) noexcept {
   return __cxa_atexit(call, reinterpret_cast<void *>(function), nullptr);
 }
 
-// Finds the loader's own exception table, because no exception is thrown through other libraries.
+// Finds only the loader's own exception table, because no exception passes through other libraries.
 int _dl_find_object(void *address, dl_find_object *result) noexcept {
   const auto *base = reinterpret_cast<const char *>(&__ehdr_start);
   if (address < base || address >= &_end) return -1;
