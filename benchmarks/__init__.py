@@ -1,4 +1,4 @@
-"""Benchmarks for the project's time and memory goals, which also measure the conventional approach for comparison.
+"""Benchmarks that check the project's time and memory goals and, for comparison, measure the conventional approach.
 
     ./inv bench [--name=build | extension | export | device | kernels | torch | cpu | models | lab]
 

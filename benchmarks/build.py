@@ -91,7 +91,7 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
             "build-image ran steps although nothing changed",
             expected="no step to run",
             found=", ".join(changed),
-            fix="run ./inv build-image --plan to see why; do not change sources while benchmarks run",
+            fix="run ./inv build-image --plan to see why the steps run; do not change sources while benchmarks run",
         )
 
 
@@ -121,7 +121,7 @@ def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = Map
 
 
 def lean_settings() -> dict[str, str]:
-    """Return the contents of the lean root's configuration files, by path."""
+    """Return the contents, by path, of the files that make dpkg and Debian's byte compiler skip parts of packages."""
     found = sorted(path for path in _LEAN.rglob("*") if path.is_file())
     return {f"/{path.relative_to(_LEAN)}": path.read_text() for path in found}
 

@@ -208,7 +208,7 @@ class Extension:
         self._source = (checkout / KERNELS).read_text()
 
     def preloaded(self) -> Extension:
-        """Return the same subject, run in a Python process that is forked from one that has imported torch."""
+        """Return a variant of this subject whose Python process is forked from a process that has imported torch."""
         return Extension(self._workspace, self._checkout, _PRELOADED)
 
     def load(self, entry: access.SshAccess) -> None:

@@ -1,4 +1,4 @@
-"""Compare the time to export the image exactly with that of ``docker export | tar``, whose copy is not exact."""
+"""Compare the time of an exact export of the image with that of ``docker export | tar``, whose copy is not exact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ RULE = (
 
 
 def measure(workspace: Workspace) -> Result:
-    """Copy the image in both ways, then run the task. Raises RootNeeded and any error from the copies."""
+    """Copy the image exactly and in the conventional way, then run the task ``export-nfsroot``.
+
+    Raises RootNeeded and any error from the copies.
+    """
     process.require_root("to set the owners of files", "./inv bench --name=export")
     workspace.ensure_built()
     config = workspace.config

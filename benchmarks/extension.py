@@ -1,7 +1,7 @@
 """Build an extension wheel in three ways: emulated, with a native compiler in the container, and cross-compiled.
 
-There are two comparisons: the whole wheel, built by ``pip wheel`` in the container, and the compiler and linker calls
-alone. In all three ways, the calls use the command lines and folders of a wheel build.
+Two times are compared: that of the whole wheel build by ``pip wheel`` in the container, and that of the compiler and
+linker calls alone. In all three ways, the calls use the command lines and folders of a wheel build.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def cpu_of(samples: Sequence[Spent]) -> float:
 
 
 def spent_in(output: str) -> Spent:
-    """Return the times at the end of a replay script's output. Raises CommandFailed if they are missing."""
+    """Return the times at the end of a replay script's output. Raises CommandFailed if the times are missing."""
     took = re.search(r"^took (\d+) ns$", output, re.MULTILINE)
     # times(1p) prints the user and system time of the shell, and on the next line the times of its children.
     parts = [int(minutes) * 60 + float(rest) for minutes, rest in re.findall(r"(\d+)m([0-9.]+)s", output)[-4:]]
@@ -222,7 +222,7 @@ class Trial:
         if not commands:
             raise CommandFailed(
                 "the extension's build ran no compiler",
-                expected="compiler command lines in its output",
+                expected="compiler command lines in the build's output",
                 found=f"{len(output.splitlines())} other lines",
                 tail=output[-2000:],
             )

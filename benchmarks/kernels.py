@@ -50,7 +50,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
-    """Convert the program's output to figures: those with goals first, then all other shares."""
+    """Convert the program's output to figures: first the main figures, then the shares of the other kernels."""
     shares = {item["kernel"]: item for item in lines if "share" in item}
     promised = [
         Figure(
@@ -85,7 +85,7 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 
 def _range(item: Mapping[str, Any]) -> str:
-    """Describe the model's ranges for a share and a time, and name the assumption with the largest effect."""
+    """Describe a kernel's share and time as ranges in the model; name the assumption with the largest effect."""
     return (
         f"model: {100 * item['shareLow']:.1f} to {100 * item['shareHigh']:.1f} %, mostly due to {item['movedBy']}; "
         f"{1e3 * item['seconds']:.2f} ms, {1e3 * item['secondsLow']:.2f} to {1e3 * item['secondsHigh']:.2f} ms"
@@ -95,6 +95,8 @@ def _range(item: Mapping[str, Any]) -> str:
 def _run(program: Path) -> dict[str, Any]:
     done = subprocess.run([program, "--json", "--ranges"], capture_output=True, text=True, timeout=1800, check=False)
     if done.returncode != 0:
-        raise CommandFailed("libqpu's benchmark failed", found=f"exit {done.returncode}", tail=done.stderr[-2000:])
+        raise CommandFailed(
+            "libqpu's benchmark failed", found=f"exit status {done.returncode}", tail=done.stderr[-2000:]
+        )
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -1,4 +1,4 @@
-"""Measure a lab with several hundred places on one coordinator: times, memory, and a model of ``test-on-pi --all``.
+"""Measure a lab with several hundred places on one coordinator: times, memory, and estimates for ``test-on-pi --all``.
 
 labgrid's coordinator and exporters run on this PC. The boards are fictitious: exporters announce their addresses,
 but nothing connects to them.
@@ -59,7 +59,7 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Complete:
-    """Measurements of acquiring and releasing boards in the same way as ``--all``."""
+    """Measurements of acquiring and releasing boards in the same way as ``test-on-pi --all``."""
 
     acquire: Sequence[float]
     rate: float
@@ -153,7 +153,7 @@ def _in_turn(coordinator: Coordinator, size: int, times: int) -> tuple[list[floa
 
 
 def _complete(coordinator: Coordinator) -> _Complete:
-    """Acquire and release boards in parallel, in the same way as ``--all``."""
+    """Acquire and release boards in parallel, in the same way as ``test-on-pi --all``."""
 
     def hold(number: int) -> float:
         began = time.monotonic()

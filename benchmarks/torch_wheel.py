@@ -168,7 +168,7 @@ def command_lines(builder: building.Builder) -> list[list[str]]:
 
 
 def seconds_of_objects(home: Path) -> list[float]:
-    """Return the seconds that each object in ninja's log took. The times overlap: objects were compiled in parallel."""
+    """Return the compile time of each object in ninja's log. The times overlap: objects were compiled in parallel."""
     rows = (home / "pytorch" / "build" / ".ninja_log").read_text().splitlines()[1:]
     parts = [row.split("\t") for row in rows]
     return [(int(item[1]) - int(item[0])) / 1000 for item in parts if item[3].endswith((".o", ".gch"))]

@@ -5,8 +5,8 @@
     python3 classify.py --weights mobilenet_v2.pth --camera 0        # one frame from a camera; requires OpenCV
     python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or from a video file or a stream's URL
 
-The weights are a state dict, such as torchvision provides for each of its models. From them, the script also creates
-the int8 network, whose value ranges it determines from the picture and its mirror image.
+The weights are a state dict, such as torchvision provides for each of its models. From the weights, the script
+also creates the int8 network, whose value ranges it determines from the picture and the picture's mirror image.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", type=Path, nargs="?", help="a JPEG or PNG file")
     parser.add_argument(
-        "--camera", metavar="SOURCE", help="take a frame from this camera (its number), video file or URL instead"
+        "--camera", metavar="SOURCE", help="source of the picture: a camera's number, a video file or a URL"
     )
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--weights", type=Path, required=True, help="the model's state dict")

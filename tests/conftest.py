@@ -75,7 +75,7 @@ _SHARED = frozenset({"built", "exported_config", "workbench"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Reject a file that uses the shared build but is missing in _LANES or _ORDER.
+    """Reject a file that uses the shared build but is missing from _LANES or _ORDER.
 
     Under pytest-xdist, sort tests by _ORDER.
     """
@@ -167,7 +167,7 @@ def built(product_config: Config) -> main_job.Built:
     """Build and check the system image, unless the existing one is up to date.
 
     The first process builds the image; others wait and reuse it, because a second simultaneous build would be refused.
-    They do not wait for tests that build something else in the shared folder: these hold a different lock for minutes.
+    No process waits for tests that build something else in the shared folder and hold a different lock for minutes.
     """
     needs_the_machine()
     ensure_running(product_config)
@@ -214,7 +214,7 @@ def unreachable_index(monkeypatch: pytest.MonkeyPatch) -> None:
 def apt_without_delays(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make apt retry failed requests immediately, for tests with hosts that do not respond.
 
-    Its default delays are 1, 2 and 4 s.
+    The default delays of apt are 1, 2 and 4 s.
     """
     config = tmp_path_factory.mktemp("apt") / "apt.conf"
     config.write_text('Acquire::Retries::Delay "false";\n')

@@ -53,7 +53,7 @@ class Row:
 
     @property
     def instructions(self) -> int:
-        """All executed instructions."""
+        """The number of all executed instructions."""
         return self.by_class.total() if self.by_class else 0
 
 

@@ -59,7 +59,7 @@ class Region:
         return counts
 
     def hottest(self, number: int) -> list[tuple[Block, int]]:
-        """Return the blocks that executed the most instructions, and how often each was executed."""
+        """Return the blocks in which the most instructions were executed, and how often each block was executed."""
         return sorted(self.executions.items(), key=lambda item: -item[1] * len(item[0].instructions))[:number]
 
     @property

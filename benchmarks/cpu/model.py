@@ -1,8 +1,8 @@
 """Estimate the cycles of the hottest blocks with llvm-mca.
 
-LLVM has no scheduling model that llvm-mca can use for 32-bit code on the Cortex-A53 and the Cortex-A7. Its model of the
-similar Cortex-R52 lacks NEON instructions. The estimates therefore use LLVM's model of the Cortex-A57, which LLVM also
-uses for the Cortex-A72 of the Raspberry Pi 4.
+LLVM has no scheduling model that llvm-mca can use for 32-bit code on the Cortex-A53 or the Cortex-A7. LLVM's model of
+the similar Cortex-R52 lacks NEON instructions. The estimates therefore use LLVM's model of the Cortex-A57, which LLVM
+also uses for the Cortex-A72 of the Raspberry Pi 4.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Modelled:
 
     @property
     def total(self) -> float:
-        """The estimated cycles of all instructions, if the others take as many on average as the modelled ones."""
+        """The estimated cycles of all instructions.
+
+        The instructions outside the model are assumed to take as many cycles on average as the modelled instructions.
+        """
         return self.cycles / self.share
 
 
@@ -51,7 +54,7 @@ def modelled(tools: Path, region: Region) -> Modelled | None:
 
 
 def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
-    """Estimate each block's mean cycles over many executions in a row; 0 if an instruction is not supported."""
+    """Estimate each block's mean cycles over many executions in a row; 0 for blocks with an unsupported instruction."""
     found = [0.0] * len(blocks)
     for encoding in _ENCODINGS:
         left = [number for number, cycles in enumerate(found) if not cycles]

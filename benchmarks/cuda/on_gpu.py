@@ -6,9 +6,9 @@
     python3 benchmarks/cuda/on_gpu.py --build 90+PTX --out FOLDER    # or build it here with the local CUDA toolkit
 
 The script requires torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used if they are
-installed. It installs the wheel into a separate folder, and runs the tests without and with compute-sanitizer, the
-speed comparison, cuda-timing and array-exp. It writes ``gpu.json`` and the other output to FOLDER. ``gpu.json`` states
-why a part was skipped. The exit status is 0 if nothing failed.
+installed. The script installs the wheel into a separate folder, runs the speed comparison, cuda-timing and array-exp,
+and then runs the tests, first without and then with compute-sanitizer. The script writes ``gpu.json`` and the other
+output to FOLDER. ``gpu.json`` states why a part was skipped. The exit status is 0 if nothing failed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def build(architectures: str, folder: Path, log: Path) -> Path:
 
 
 def tests(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, Any]:
-    """Run the whole suite; return the numbers of tests by result, and the reasons for the skips."""
+    """Run the whole suite; return the number of tests with each result, and the reasons why tests were skipped."""
     report = out / "tests.xml"
     argv = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider"]
     argv += ["-q", "-rs", "-W", "error", f"--junitxml={report}", str(TESTS)]

@@ -1,10 +1,10 @@
 """Compare the operators' speed with that of torch, CuPy and a plain kernel. Requires a GPU and the wheel.
 
 Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often take less time
-than their launch, so they are timed as CUDA graphs of such batches. Launch times are measured with the host's clock,
-over batches that the GPU executes faster than the host can launch them. The candidates of a comparison alternate, one
-batch per round, so changes in the GPU's clock rate or the host's load affect all candidates. The result is the median
-over all rounds.
+than their launch, so each batch of these calls is timed as a CUDA graph. Launch times are measured with the host's
+clock, over batches that the GPU executes faster than the host can launch them. The candidates of a comparison
+alternate, one batch per round, so changes in the GPU's clock rate or the host's load affect all candidates. The result
+is the median over all rounds.
 
 ``python speed.py out.json`` writes the results to ``out.json``. The script is independent of the rest of the
 repository.
@@ -49,7 +49,7 @@ class Comparison:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self, limit_gb_s: float) -> dict[str, Any]:
-        """Return the times, the rates, the share of the limit, and the speedup over every other candidate."""
+        """Return the times, rates, share of the memory bandwidth, and speedup over every other candidate."""
         mine = self.microseconds[self.ours]
         document = asdict(self) | {"faster_than": {k: v / mine for k, v in self.microseconds.items() if k != self.ours}}
         if self.moved:
@@ -297,7 +297,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Measure the host time per call to the other operators. One of the matrices has few long rows."""
+    """Measure the host time per call to the other operators. One matrix has only a few rows, which are long."""
     import torch
 
     ops = torch.ops.cuda_ops

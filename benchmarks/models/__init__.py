@@ -2,6 +2,6 @@
 
 ``./inv bench --name=models`` runs this benchmark for the target's CPU.
 
-``networks.py`` defines the models. ``on_target.py`` runs them with the target's Python and marks regions, in which
-the plugin of the benchmark ``cpu`` counts instructions. ``compare.py`` is the benchmark.
+``networks.py`` defines the models. ``on_target.py`` runs the models with the target's Python and marks regions, in
+which the plugin of the benchmark ``cpu`` counts instructions. ``compare.py`` is the benchmark.
 """

@@ -39,7 +39,7 @@ _WIDTH = 118
 
 @dataclass(frozen=True)
 class Cell:
-    """The measurements of a model in one of the ways in ``HOW``. If it was not run, ``reason`` states why."""
+    """The measurements of a model that is run in one of the ways in ``HOW``, or the ``reason`` why there are none."""
 
     instructions: int = 0
     seconds: float = 0.0

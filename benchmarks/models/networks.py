@@ -1,7 +1,7 @@
 """Models with random weights: a small CNN, an LSTM, a transformer layer, MobileNetV2 and ResNet18.
 
-``profile-remote --model benchmarks.models.networks:cnn`` compiles one of them. MobileNetV2 and ResNet18 have the
-same layers and numbers of parameters as torchvision's models. They are defined here because torch.nn lacks them.
+``profile-remote --model benchmarks.models.networks:cnn`` compiles one of the models. MobileNetV2 and ResNet18 have the
+same layers and numbers of parameters as torchvision's models. Both are defined here because torch.nn lacks them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// A pybind11 module that is built instead of the QPU extension if there is no torch wheel. Its templates take some
-// seconds to compile.
+// A pybind11 module that is built instead of the QPU extension if there is no torch wheel. The module's templates
+// take some seconds to compile.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -1,4 +1,4 @@
-"""Tests of the cuda_ops operators, on the CPU and, if there is one, on a GPU. They require torch and the wheel.
+"""Tests of the cuda_ops operators, on the CPU and, if there is one, on a GPU. The tests require torch and the wheel.
 
 Results are compared with torch's results in double precision; the plain loops on the CPU and the kernels on the GPU
 pass the same tests. Without a GPU, the tests that require one are skipped with a message.
@@ -30,7 +30,7 @@ types = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: str(kind)[6:])
 
 
 def close(found: Tensor, exact: Tensor, *, ulps: float = 2.0, scale: Tensor | float = 0.0) -> None:
-    """Check that errors are at most ``ulps`` units in the last place of the exact value, or of ``scale`` if larger."""
+    """Check that errors are at most ``ulps`` units in the last place of the exact value or, if larger, of ``scale``."""
     assert found.shape == exact.shape
     error = (found.double() - exact.double()).abs()
     allowed = ulps * EPSILON[found.dtype] * torch.maximum(exact.double().abs(), torch.as_tensor(scale).double())
@@ -58,7 +58,10 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys()
 
 
 def softmax_close(found: Tensor, x: Tensor) -> None:
-    """Compare with torch's softmax in double precision. The bound allows for the rounding of exp's float32 argument."""
+    """Compare the result with that of torch's softmax in double precision.
+
+    The bound allows for the rounding of exp's float32 argument.
+    """
     exact = x.double().softmax(-1)
     close(found, exact, ulps=32 if x.dtype == torch.float32 else 2, scale=6e-8 if x.dtype == torch.float16 else 0.0)
 
@@ -166,7 +169,7 @@ def test_softmax_of_long_rows(kind: torch.dtype, width: int) -> None:
 @types
 @pytest.mark.parametrize("width", [257, 1001, 8191, 70001])
 def test_softmax_of_an_odd_part_of_each_row(kind: torch.dtype, width: int) -> None:
-    """The rows start at unaligned addresses. The input rows are aligned like the output rows, or differently."""
+    """The rows start at unaligned addresses. The input rows have the alignment of the output rows, or another one."""
     for distance in (width + 8, width + 3):
         x = (torch.randn(40, distance, device="cuda") * 4).to(kind)[:, :width]
         softmax_close(cuda_ops.softmax(x), x)

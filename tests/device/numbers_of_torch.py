@@ -7,7 +7,7 @@
 Each case has a bound for the ratio of the largest difference to the largest magnitude in the case. A bound of zero
 requires bit-identical results. Integers and booleans must always be identical.
 The file also contains a partly trained network, whose training the other machine continues, and a script that the other
-machine runs. In addition, it contains a tensor in the older format of torch.save, which is not a ZIP archive.
+machine runs. In addition, the file contains a tensor in the older format of torch.save, not a ZIP archive.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def convolution() -> dict[str, Tensor]:
 def linear_layers() -> dict[str, Tensor]:
     """Compute linear layers, batch norm, layer norm, GELU and softmax.
 
-    The layer before batch norm has no bias: batch norm would cancel a bias, whose gradient would be rounding errors.
+    The layer before batch norm has no bias: batch norm would cancel it, and its gradient would be a rounding error.
     """
     module = nn.Sequential(
         nn.Linear(20, 30, bias=False),
@@ -300,7 +300,7 @@ def threads() -> dict[str, Tensor]:
 def drawn_by_torch() -> dict[str, Tensor]:
     """Draw numbers with torch's seeded generator.
 
-    It uses vector code for normal distributions only in larger tensors.
+    For normal distributions, torch uses vector code only in larger tensors.
     """
     torch.manual_seed(11)
     return {
@@ -381,7 +381,7 @@ def quantized() -> dict[str, Tensor]:
 
 @case(0.0)
 def through_numpy() -> dict[str, Tensor]:
-    """Convert to numpy and back, without a copy if the layout allows it."""
+    """Convert a tensor to a numpy array and back, without a copy if the layout allows it."""
     x = drawn(4, 6)
     array = x.numpy()
     array[1, 1] = 7.0
@@ -394,7 +394,7 @@ def computed() -> dict[str, dict[str, Tensor]]:
 
 
 def faults(reference: dict[str, dict[str, Tensor]], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """Return messages about results that are missing or differ in type, shape or, beyond the bound, in value."""
+    """Return messages about results that are missing, have another type or shape, or differ by more than the bound."""
     said = []
     for name, (bound, _) in CASES.items():
         if reference[name].keys() != found[name].keys():
@@ -453,7 +453,7 @@ def exchanged(found: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
 
 
 def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -> list[str]:
-    """Return messages about differences from another machine's results; continue its training and run its script."""
+    """Continue another machine's training and run its script; return messages about differences from its results."""
     said = faults(document["results"], found)
     went_on = {**document["results"], "training": {"ten steps": trained_on(document["half trained"])}}
     said += [f"{line}, after continuing the other machine's training" for line in faults(document["results"], went_on)]
@@ -464,7 +464,7 @@ def differences(document: dict[str, Any], found: dict[str, dict[str, Tensor]]) -
 
 
 def main(*words: str) -> int:
-    """Write or compare files, as given by pairs of an action and a file; return the number of differences."""
+    """Perform the actions in ``words``, which are pairs of an action and a file; return the number of differences."""
     if not words or len(words) % 2 or not {*words[::2]} <= {"write", "compare"}:
         print(f"usage: {__doc__}", file=sys.stderr)
         sys.exit(2)

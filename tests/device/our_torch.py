@@ -11,8 +11,8 @@ def has_our_torch() -> bool:
     """Return whether torch was built from this project's recipe, so that its patches and build options are known.
 
     This project's wheel has a plain ``linux`` tag and a folder of libraries, ``torch.libs``. Wheels from package
-    indices have a ``manylinux`` tag, and other builds have no such folder. importlib.metadata.files() is not used,
-    because checking more than 10,000 files takes a minute over NFS.
+    indices have a ``manylinux`` tag, and other builds lack the folder ``torch.libs``. importlib.metadata.files() is
+    not used, because checking more than 10,000 files takes a minute over NFS.
     """
     for found in importlib.metadata.distributions(name="torch"):
         tags, record = found.read_text("WHEEL") or "", found.read_text("RECORD") or ""

@@ -142,7 +142,7 @@ def test_overdrive_runs_the_compiled_loop() -> None:
 
 
 def test_rnnt_loss_of_uniform_scores() -> None:
-    """With 2 frames, 1 label and 2 equally probable classes, 2 paths have 3 steps each: the loss is -log(2 / 2**3)."""
+    """With 2 frames, 1 label and 2 equally likely classes, there are 2 paths of 3 steps: the loss is -log(2 / 2**3)."""
     lengths = [torch.tensor([value], dtype=torch.int32) for value in (2, 1)]
     loss = torchaudio.functional.rnnt_loss(
         torch.zeros(1, 2, 2, 2), torch.tensor([[1]], dtype=torch.int32), *lengths, blank=0

@@ -1,9 +1,9 @@
 """Tests of dot_cpp, matrix_cpp and cpu_cpp, which run on the PC, in an emulated machine and on a Raspberry Pi.
 
-They require torch, numpy, pytest and the extension wheel, but nothing else from this project. The kernels run on the
-backend that libqpu selects. libqpu's interpreter raises an error for any access outside a live buffer, and the first
-call after release_buffers() allocates no more than it requires. If the tests pass on the interpreter, no access is out
-of bounds.
+The tests require torch, numpy, pytest and the extension wheel, but nothing else from this project. The kernels run on
+the backend that libqpu selects. libqpu's interpreter raises an error for any access outside a live buffer, and the
+first call after release_buffers() allocates no more than it requires. If the tests pass on the interpreter, no access
+is out of bounds.
 """
 
 from __future__ import annotations

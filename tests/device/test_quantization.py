@@ -58,7 +58,7 @@ class Network(nn.Module):  # type: ignore[misc]
         self.last = nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map batches of images with 3 channels to 10 numbers each."""
+        """Map each 3-channel image in a batch to 10 numbers."""
         x = self.first(self.quant(x))
         x = self.sum.add(x, self.depthwise(x))
         return self.dequant(self.last(x.mean((2, 3))))
@@ -68,7 +68,7 @@ class Traceable(Network):
     """The same network without the modules that eager mode requires."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map batches of images with 3 channels to 10 numbers each."""
+        """Map each 3-channel image in a batch to 10 numbers."""
         x = self.first(x)
         x = x + self.depthwise(x)
         return self.last(x.mean((2, 3)))

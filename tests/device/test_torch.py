@@ -197,7 +197,7 @@ SAFE = pytest.mark.skipif(ARM and not has_our_torch(), reason="without the recip
 def test_complex_dot_product_matches_numpy(dtype: str, size: int, strided: bool) -> None:
     """BLAS returns complex results in registers or in memory, depending on the ABI.
 
-    If torch assumes the wrong one, they are zero.
+    If torch assumes the wrong convention, the results are zero.
     """
     drawn = numpy.random.Generator(numpy.random.PCG64(7)).standard_normal((4, 2 * size))
     a, b = (drawn[0] + 1j * drawn[1]).astype(dtype), (drawn[2] + 1j * drawn[3]).astype(dtype)
@@ -223,7 +223,7 @@ class FullDisk:
         self.room = room
 
     def write(self, block: bytes) -> int:
-        """Accept the block, or raise OSError."""
+        """Accept the block; raise OSError if the disk is full."""
         self.room -= len(block)
         if self.room < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -275,7 +275,7 @@ def test_file_errors_propagate_from_save(room: int) -> None:
 @LETS_THROUGH
 @pytest.mark.parametrize("kept", [0.1, 0.5, 0.98])
 def test_file_errors_propagate_from_load(kept: float) -> None:
-    """Upstream's 2.6 raises SystemError on any machine: it calls ``read`` while the error from ``readinto`` is set."""
+    """Upstream's torch 2.6 raises SystemError on any machine: it calls ``read`` while ``readinto``'s error is set."""
     whole = io.BytesIO()
     torch.save(torch.ones(10_000), whole)
     file = Cut(whole.getvalue())
@@ -326,7 +326,7 @@ PLACED = ["float32", "float64", "int16", "int64", "complex64", *(["complex128"] 
 @pytest.mark.parametrize("dtype", PLACED)
 @pytest.mark.parametrize("how", ["from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack"])
 def test_misaligned_arrays_are_rejected(how: str, dtype: str) -> None:
-    """On 32-bit ARM, sharing a misaligned array would cause SIGBUS (patch 0009). On other machines, torch shares it."""
+    """On 32-bit ARM, sharing a misaligned array would cause SIGBUS (patch 0009). Other machines can share the array."""
     array = lies_at(numpy.arange(1, 6, dtype=dtype), 1)
     if ARM:
         with pytest.raises((ValueError, RuntimeError, BufferError), match="align"):
@@ -365,7 +365,7 @@ class _DLTensor(ctypes.Structure):
 @pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 does not reject the offset")
 @pytest.mark.parametrize("strides", [None, *([(2,)] if has_our_torch() else [])])
 def test_dlpack_byte_offset_is_respected(strides: tuple[int, ...] | None) -> None:
-    """Upstream's 2.6 ignores the offset (patch 0011); torch 2.13 rejects an offset in a tensor without strides."""
+    """Upstream's torch 2.6 ignores the offset (patch 0011); torch 2.13 rejects offsets in tensors without strides."""
     numbers = (ctypes.c_float * 6)(*range(6))
     shape, steps = (ctypes.c_int64 * 1)(2), (ctypes.c_int64 * 1)(*strides) if strides else None
     given = _DLTensor(ctypes.addressof(numbers), 1, 0, 1, 2, 32, 1, shape, steps, 8)
@@ -388,7 +388,7 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", [(16,), (3, 16)])
 def test_layer_norm_of_nested_tensor_equals_that_of_rows(shape: tuple[int, ...]) -> None:
-    """Upstream's 2.6 computes the index -1 in 32 bits: "IndexError ... got 4294967295" (patch 0013)."""
+    """Upstream's torch 2.6 computes the index -1 in 32 bits: "IndexError ... got 4294967295" (patch 0013)."""
     torch.manual_seed(0)
     layer = nn.LayerNorm(shape)
     nn.init.normal_(layer.weight)

@@ -28,7 +28,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def right(found: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> bool:
-    """Check that the result agrees with float64, relative to the sum of the products' magnitudes."""
+    """Check that the result agrees with that in float64, relative to the sum of the products' magnitudes."""
     wide = [None if item is None else item.detach().double() for item in inputs]
     wanted = function(*wide)
     scale = function(*(None if item is None else item.abs() for item in wide))
@@ -309,7 +309,7 @@ products = [a @ a, torch.full((100, 100), 1e-21) @ torch.full((100, 100), 1e-21)
 @pytest.mark.skipif(sys.maxsize > 2**32, reason="on 64-bit systems, BLAS computes products, not XNNPACK")
 @pytest.mark.new_interpreter
 def test_environment_variable_disables_xnnpack(tmp_path: Path) -> None:
-    """Results agree except for denormals, which NEON treats as 0. This difference shows which kernel ran."""
+    """Results agree except for denormals, which NEON treats as 0. The results for denormals show which kernel ran."""
     program = f"import sys, torch\n{DENORMAL}\ntorch.save(products, sys.argv[1])"
     file = tmp_path / "products.pt"
     subprocess.run([sys.executable, "-c", program, file], env={**os.environ, "TORCH_XNNPACK": "0"}, check=True)

@@ -122,7 +122,7 @@ def test_views_may_have_more_than_2_to_the_32_elements() -> None:
 
 
 def test_old_file_format_has_64_bit_storage_lengths() -> None:
-    """A file contains a magic number, protocol, sys_info, pickle, keys, and a storage (its length and its elements)."""
+    """A file in the old format contains a magic number, protocol, sys_info, pickle, keys and storages with lengths."""
     stream = io.BytesIO()
     torch.save(torch.arange(4, dtype=torch.float32), stream, _use_new_zipfile_serialization=False)
     content = stream.getvalue()

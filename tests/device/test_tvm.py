@@ -1,6 +1,6 @@
 """Tests of kernels that TVM compiled on the PC, called with torch tensors on the board through ``pitorch.tvm``.
 
-The kernel multiplies two matrices of 32 rows. It is in ``gemm.so`` next to this file::
+The kernel multiplies two matrices of 32 rows. The library ``gemm.so`` next to this file contains the kernel::
 
     ./inv profile-remote --kernel gemm --target armv7 --size 32 --keep tests/device/gemm.so
 

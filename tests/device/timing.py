@@ -9,11 +9,11 @@ times for each width and method, each the median of the repeats:
     end_to_end_s   the whole call: checks, copies to and from shared memory, launches and the computation
 
 Each result is first compared with a float64 reference. The document contains the largest error as a fraction of the
-stated bound. If a result exceeds its bound, the program exits with status 1 and without times, since times of wrong
-results are meaningless. Widths that would exceed the time budget are listed as left out, with the reason. Times that
-were not measured on a Raspberry Pi's own CPU and QPUs are labelled: they describe a model, not the hardware. A machine
-counts as a Pi if its device tree contains a Pi's model and the revision code and serial number from the firmware. A
-machine with only the model, such as an emulator with a Pi's device tree, counts as unverified.
+stated bound. If an error exceeds its bound, the program exits with status 1 and prints no times, since times of
+wrong results are meaningless. Widths that would exceed the time budget are listed as left out, with the reason. Times
+that were not measured on a Raspberry Pi's own CPU and QPUs are labelled: they describe a model, not the hardware. A
+machine counts as a Pi if its device tree contains a Pi's model and the revision code and serial number from the
+firmware. A machine whose device tree contains only the model, such as an emulator, counts as unverified.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def error_over_bound(method: str, found: torch.Tensor, a: torch.Tensor, b: torch
 
 
 def board_of(tree: Path) -> tuple[str, str]:
-    """Return a device tree's model ("" if absent), and why the tree does not count as a Pi's ("" if it does).
+    """Return a device tree's model ("" if absent), and the reason why the tree is not a Pi's ("" if it is).
 
-    Uses the same rule as ``device.evidence.execution_of``.
+    The rule is the same as that of ``device.evidence.execution_of``.
     """
 
     def read(name: str) -> bytes:

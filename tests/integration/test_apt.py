@@ -97,7 +97,10 @@ def test_an_index_that_does_not_fit_on_the_disk_is_a_full_disk(
 
 
 def test_pocket_is_used_under_its_other_name(archive: Archive, tmp_path: Path) -> None:
-    """During a mirror update, one name of a pocket may have a new index with old files, and the other the old state."""
+    """During a mirror update, a pocket may have a new index but old files under one of its names.
+
+    Under the pocket's other name, the index and the files are still old.
+    """
     archive.publish("solid", codename="stone")
     archive.make_stale("stone")
     try:
@@ -366,7 +369,7 @@ def test_configured_mirror_takes_precedence() -> None:
 
 
 def test_trailing_slash_of_a_mirror_is_ignored() -> None:
-    """With a trailing slash, the security pocket was once searched for in the main archive, and left out."""
+    """Because of a trailing slash, pitorch once searched the main archive for the security pocket, and left it out."""
 
     def places(**image: str) -> list[str]:
         return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]

@@ -63,9 +63,9 @@ def contents(client: docker.DockerClient, image: str, folder: Path) -> dict[str,
 def test_layer_extends_those_in_the_engine(
     engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """An archive without the engine's layers gives the same image as a whole one.
+    """An archive that omits the layers in the engine results in the same image as a complete archive.
 
-    Its ID is its configuration's SHA-256.
+    The image's ID is the SHA-256 of its configuration.
     """
     lower, upper = layer(tmp_path, "lower", a="first", b="first"), layer(tmp_path, "upper", b="second", c="second")
     archive.load(engine, [lower], "pitorch-test-archive/lower:1", NATIVE, epoch=EPOCH)

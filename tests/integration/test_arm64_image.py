@@ -43,7 +43,7 @@ _START_LIMIT_S = 180.0
 
 @pytest.fixture(scope="module")
 def for_64_bit(product_config: Config) -> Config:
-    """Build the image for arm64 with the server in it; return the tests' configuration."""
+    """Build the image for arm64 with TVM's server in it; return the tests' configuration."""
     image = dataclasses.replace(product_config.image, architecture="arm64")
     remote = dataclasses.replace(product_config.remote, server_in_image=True, session_limit_s=300)
     config = dataclasses.replace(product_config, image=image, remote=remote)

@@ -87,7 +87,7 @@ def test_every_task_has_help_with_its_options() -> None:
 
 
 def test_the_option_architecture_overrides_the_variable(tmp_path: Path) -> None:
-    """Tasks that have no other option accept this one too."""
+    """Tasks without other options also accept ``--architecture``."""
     variables = {"INVOKE_IMAGE_ARCHITECTURE": "armhf", "INVOKE_BUILD_FOLDER": str(tmp_path)}
     for words in (["export-nfsroot"], ["build-image", "--plan"], ["build-tvm-ffi", "--plan"]):
         done = run_with((*words, "--architecture=armv7"), variables)
@@ -432,7 +432,7 @@ def test_a_file_size_limit_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A folder is in the place of a file that the task reads."""
+    """There is a folder at the path of a file that the task reads."""
     (tmp_path / "trixie-armhf" / "mirror.manifest.json").mkdir(parents=True)
     done = run("build-image", "--plan", INVOKE_BUILD_FOLDER=str(tmp_path))
     assert f"{tmp_path}/trixie-armhf/mirror.manifest.json: Is a directory" in done.stderr

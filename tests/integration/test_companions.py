@@ -173,7 +173,7 @@ def needs_of(tmp_path: Path, uri: str, *, version: str) -> dict[str, Manifest]:
 
 
 def run_step(tmp_path: Path, needs: Mapping[str, Manifest]) -> tuple[Made, str]:
-    """Run the step. Return its product, and the reason to run the step again (if there is one)."""
+    """Run the step; return its product, and the reason to run the step again, or "" if there is none."""
     with Context(load_config({"build": {"folder": str(tmp_path / "build")}})) as context:
         step = companions.step(context)
         made = step.action(needs)

@@ -182,7 +182,7 @@ def test_cuda_timing_refuses_invalid_names(
 
 @pytest.mark.parametrize("source", ["ops.cpp", "reference.cpp"])
 def test_clang_tidy_finds_nothing(config: Config, wheel: cuda_job.Wheel, source: str) -> None:
-    """The test checks the host sources; for the kernels, nvcc treats all warnings as errors."""
+    """The test checks only the host sources; nvcc compiles the kernels, and treats all warnings as errors."""
     if shutil.which("clang-tidy") is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")
     assert wheel.path.is_file(), "the build must create the environment with torch's headers"

@@ -142,7 +142,7 @@ def test_the_suite_starts_if_the_board_reads_the_deployed_files(tmp_path: Path) 
 
 @pytest.mark.parametrize("content", ["older", None])
 def test_a_board_that_reads_other_files_is_an_error(tmp_path: Path, content: str | None) -> None:
-    """If the root is not on NFS (but on a card, say), the board does not receive the deployed files later either."""
+    """If the board's root is not on NFS but, for example, on a card, the board never receives the deployed files."""
     write_suite(tmp_path / "suite", a="def test_first(): pass")
     (tmp_path / "deployed.sha256").write_text(f"{'0' * 64}  {tmp_path / 'new'}\n")
     if content:
@@ -202,7 +202,7 @@ def test_timing_runs_only_after_a_complete_suite(tmp_path: Path, selected: str, 
 
 @pytest.mark.parametrize(("user", "privilege"), [("root", []), ("pi", ["sudo", "-n"])])
 def test_tree_is_entered_as_root_for_every_user(tmp_path: Path, user: str, privilege: list[str]) -> None:
-    """The sudo command must not prompt for a password. No server exports the tree, so the helper fails."""
+    """The sudo command must not prompt for a password. The helper script fails, because no server exports the tree."""
     write_suite(tmp_path / "suite", a="def test_first(): pass")
     run = drive(tmp_path, user=user, chroot="127.0.0.1:/no where", chroot_port=1)
     (started,) = (line for line in run.log.read_text().splitlines() if line.startswith("$ "))

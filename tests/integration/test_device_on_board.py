@@ -1,7 +1,7 @@
 """Tests on a booted board: NFS, SSH, the device suite with its results and errors, enter-nfsroot, and power-off.
 
-The board is a virtual machine that booted the exported tree. All tests of this file share it, and SSH, NFS, labgrid
-and pytest are the real programs.
+The board is a virtual machine that booted the exported tree. All tests in this file share the machine; SSH,
+NFS, labgrid and pytest are the real programs.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ def test_files_written_by_the_guest_are_on_the_host(board: Board) -> None:
 
 
 def test_the_kernel_uses_a_reserved_port_for_nfs(board: Board) -> None:
-    """serve-nfsroot accepts only source ports below 1024. In this test, QEMU's user-mode network replaces the port."""
+    """serve-nfsroot accepts only source ports below 1024.
+
+    The test examines the ports on the board, because QEMU's user-mode network replaces them.
+    """
     connections = [line.split()[1:3] for line in board.run("cat", "/proc/net/tcp").splitlines()[1:]]
     ports = [[int(end.rpartition(":")[2], 16) for end in ends] for ends in connections]
     ours = [local for local, remote in ports if remote == board.server.port]
@@ -336,8 +339,8 @@ def test_a_kernel_of_tvm_is_profiled_on_the_board(board: Board) -> None:
 def test_a_tvm_kernel_accepts_torch_tensors_on_the_board(board: Board, built: main_job.Built, tmp_path: Path) -> None:
     """Without torch in the image, the test uses numpy arrays, which lack the alignment that TVM's code requires.
 
-    It is run only weekly, because the import of torch takes a minute over NFS, and test_main_job.py runs test_tvm.py
-    with the same kernel on a board.
+    The test is run only weekly, because the import of torch takes a minute over NFS, and test_main_job.py runs
+    test_tvm.py with the same kernel on a board.
     """
     library, there = tmp_path / "gemm.so", "/tmp/gemm.so"
     timing = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
@@ -486,7 +489,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def refusals(board: Board) -> dict[str, str]:
-    """Run REFUSALS over one connection, because opening each takes seconds. Return outputs and exit codes."""
+    """Run REFUSALS over one connection, because a login takes seconds; return the outputs and exit codes."""
     script = ""
     for name, (words, _) in REFUSALS.items():
         command = words.replace("PORT", str(board.server.port)).replace("TREE", str(Layout.of(board.config).tree))
@@ -553,7 +556,7 @@ def test_a_running_board_uses_the_deployed_files(board: Board, config: Config, t
 
 
 def test_the_machine_powers_off_on_request(board: Board) -> None:
-    """This must be the last test that uses the board. The connection may be closed before the response."""
+    """This must be the last test that uses the board, which may close the connection before it responds."""
 
     def power_off() -> None:
         board.run("touch", "/run/poweroff")

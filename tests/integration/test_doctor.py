@@ -1,7 +1,7 @@
 """Tests of the results of doctor's checks, with and without each problem.
 
-The tests create problems with the machine in separate namespaces. A user namespace has its own binfmt_misc, in which no
-emulator is registered until the test registers one (Linux 6.7 and newer), and can mount a tmpfs of any size.
+The tests create problems with the machine in separate namespaces. In a user namespace, a test can mount a tmpfs of any
+size. Since Linux 6.7, a user namespace also has its own binfmt_misc, in which no emulator is registered at first.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_build_folder_of_another_user_is_reported(tmp_path: Path) -> None:
-    """The check fails, although ``writable`` replaces a folder without write permission by the temporary folder."""
+    """The check fails, although ``writable`` returns the temporary folder if a folder is not writable."""
     with tempfile.TemporaryDirectory(prefix="pitorch-theirs-") as name:
         Path(name).chmod(0o755)
         assert writable(Path(name)) == Path(name)
@@ -578,7 +578,7 @@ def test_a_mirror_with_another_signature_is_reported(archive: Archive, tmp_path:
 def test_a_stale_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
-    """The pocket's index exists and is signed. Only fetching the lists shows that it is outdated."""
+    """The pocket's index exists and is signed. Only fetching the lists shows that the mirror is outdated."""
     archive.make_stale("stone-security")
     try:
         with served(archive.folder) as uri:

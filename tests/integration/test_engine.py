@@ -1,6 +1,6 @@
 """Tests of the engine.
 
-They start a separate dockerd, which sets no firewall rules and does not affect other engines.
+These tests start a separate dockerd, which sets no firewall rules and does not affect other engines.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def collected() -> Iterator[None]:
 def test_an_engine_that_ends_during_work_is_reported(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
 ) -> None:
-    """If the engine ends, running a container, building, loading and planning each raise an error that states a fix."""
+    """If the engine stops, running a container, building, loading and planning each raise an error with a fix."""
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     ensure_daemon(daemon)
     stage = tmp_path / "stage"
@@ -588,7 +588,7 @@ def test_proxy_variables_get_both_spellings() -> None:
     ],
 )
 def test_all_proxy_fills_the_unset_variables(proxy: str, filled: str) -> None:
-    """Because apt ignores all_proxy, its value is copied to the schemes' variables that are not set."""
+    """Because apt ignores all_proxy, its value is copied to http_proxy and https_proxy if they are not set."""
     for name in ("all_proxy", "ALL_PROXY"):
         found = build_environment({name: proxy, "HTTPS_PROXY": "http://own:2"})
         assert found == {

@@ -42,7 +42,7 @@ def test_the_kernel_runs_on_this_pc(tvm: TvmEnvironment) -> None:
 
 
 def test_the_kernel_runs_on_a_board(tvm: TvmEnvironment, tmp_path: Path) -> None:
-    """TVM's own server on this PC is the board, so the kernel's target is this PC."""
+    """TVM's own server on this PC represents the board, so the kernel is compiled for this PC."""
     with servers.board(tvm) as board:
         config = tmp_path / "board.toml"
         config.write_text(f'host = "127.0.0.1"\nport = {board.port}\n[target]\nkind = "llvm"\n')

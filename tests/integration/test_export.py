@@ -82,7 +82,7 @@ def reference(client: docker.DockerClient) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def heavy(client: docker.DockerClient) -> Iterator[str]:
-    """Build an image that takes long to copy: 240 files of 1 MiB each."""
+    """Build an image that takes a long time to copy: 240 files of 1 MiB each."""
     made = f"{NAME}-heavy/system:trixie-armhf"
     block = os.urandom(1 << 20)
     members = [nasty_image.folder("etc"), *(nasty_image.entry(f"file{number}", block) for number in range(240))]
@@ -401,7 +401,7 @@ def in_the_place_of(tree: Path) -> None:
 
 @pytest.fixture
 def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
-    """Mount a private ext4 file system. With 128-byte inodes, it does not record birth times."""
+    """Mount a private ext4 file system. With 128-byte inodes, the file system does not record birth times."""
     image, place = tmp_path / "disk", tmp_path / "mounted"
     place.mkdir()
     with image.open("wb") as made:
@@ -602,9 +602,9 @@ def test_an_interrupted_export_keeps_the_old_tree(
 @needs_root
 @pytest.mark.parametrize("moved", ["tree", "folder"])
 def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Path, moved: str) -> None:
-    """On a file system without atomic exchange, one folder was moved aside.
+    """On a file system without atomic exchange, the killed export has moved one folder aside.
 
-    The next export moves it back, then fails too.
+    The next export moves the folder back, then fails too.
     """
     layout = Layout(tmp_path / "nfsroot")
     before = export(config, destination=layout.place)

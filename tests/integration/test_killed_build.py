@@ -42,7 +42,7 @@ BUILD = (*TASK, "build-image", "--only=rootfs")
 
 @pytest.fixture
 def client() -> Iterator[docker.DockerClient]:
-    """Connect to the engine; unlike the shared fixture, without the shared build."""
+    """Connect to the engine; unlike the shared fixture, this one does not require the shared build."""
     with engine_client() as found:
         yield found
 

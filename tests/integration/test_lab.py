@@ -235,7 +235,7 @@ def test_a_stopped_client_releases_the_board(coordinator: Coordinator, number: s
 def test_a_place_is_released_if_its_reservation_has_expired(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under sudo, labgrid's client and this process hold the place under the same user name."""
+    """Under sudo, labgrid's client and this process use the same name for the holder of a place."""
     monkeypatch.delenv("LG_USERNAME", raising=False)
     monkeypatch.setenv("SUDO_USER", "alice")
     coordinator.client("-p", "pi3", "acquire")

@@ -78,7 +78,7 @@ def emulated_board(config: Config) -> Iterator[str]:
 
 @pytest.fixture
 def made(exported_config: Config, no_other_build: None) -> Iterator[Config]:
-    """Yield the configuration of the shared build, which runs deploy to boards. Remove the reports before and after."""
+    """Yield the shared build's configuration for runs that deploy to boards. Remove the reports before and after."""
     folders = [bootable(exported_config).target_root / name for name in ("lab", "lab-check")]
     for folder in folders:
         files.remove(folder)
@@ -91,7 +91,7 @@ HEADER = "opt/pitorch/include/qpu.h"
 
 
 def read(layout: Layout, address: str, folder: Path) -> str:
-    """Read the header on the board."""
+    """Return the contents of the file HEADER on the board."""
     user, host, port = access.parse_host(address)
     known = access.pin(layout.known_hosts, folder / "known_hosts")
     entry = access.SshAccess(host=host, port=port, user=user, key=layout.client_key, known_hosts=known)

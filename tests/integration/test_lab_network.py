@@ -108,7 +108,7 @@ class Pc:
         return process.run(self.words("-c", LAB, json.dumps(self.settings), action), cwd=ROOT, limit_s=120).output
 
     def programs(self, name: str) -> list[int]:
-        """Return the process IDs of a program of the lab, without its supervisor."""
+        """Return the process IDs of one of the lab's programs, without its supervisor."""
         session = services.status(self.config).running[name]
         return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
@@ -146,7 +146,7 @@ def end(client: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def pc(name: str, address: str, folder: Path, *boards: str) -> Iterator[Pc]:
-    """Yield a PC on which the lab is up. All its processes are killed at the end."""
+    """Yield a PC on which the lab is up. All processes of the PC are killed at the end."""
     made = exported_in(folder)
     settings = {
         "nfs": {"folder": str(made.nfsroot)},
@@ -239,7 +239,7 @@ def test_a_pc_without_network_loses_only_its_own_boards(lab: Lab) -> None:
 
 
 def waiting(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """Return a suite that creates one file and then waits for another, the awaited file, and the created file."""
+    """Return a suite and two paths: the suite creates the file at the second path and waits for the first."""
     started, go = tmp_path / "started", tmp_path / "go"
     text = WAITS.format(started=str(started), go=str(go), limit_s=300)
     return write_suite(tmp_path / "suite", a=text, b="def test_after(): pass"), go, started

@@ -197,7 +197,7 @@ def test_a_missing_network_namespace_is_reported() -> None:
 
 @marked(pytest.mark.network_namespaces)
 def test_setuid_programs_of_clients_cannot_be_executed(exported: Config, open_folder: Path) -> None:
-    """Not even a user with access to the server can execute one, because only root can enter the tree's folder."""
+    """Even with access to the server, users cannot execute setuid programs: only root can enter the tree's folder."""
     layout = Layout.of(exported)
     require_export(layout)
     with private_network(), serve.running_server(layout.tree) as server:

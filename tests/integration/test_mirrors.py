@@ -1,6 +1,6 @@
 """Tests of registry mirrors: changes to daemon.json, and reloads of a real engine.
 
-The tests run a separate dockerd. They never change the machine's engine or its /etc/docker/daemon.json.
+The tests run a separate dockerd. The tests never change the machine's engine or its /etc/docker/daemon.json.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
-    """Install TVM and PyTorch as the task does, and yield them in a private network."""
+    """Install TVM and PyTorch as the task does; yield the environment while the process is in a private network."""
     installed = environment.ready_for_models(product_config)
     with out_of_reach():
         yield installed
@@ -100,7 +100,7 @@ def obtained(tvm: TvmEnvironment, board: servers.Running, content: bytes, tmp_pa
 
 
 def processes(group: int) -> set[str]:
-    """Return the processes of a group, without zombies, whose status the server reads later."""
+    """Return the processes of a group except zombies: the server reads the status of zombies later."""
     return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
 
 

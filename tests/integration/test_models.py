@@ -221,7 +221,7 @@ def test_result_names_a_missing_image(tvm: environment.TvmEnvironment) -> None:
 def description(
     call: str = "aten.relu.default", expected: float = 0, runs: int = 1, given: tuple[float, float] = (0, 0)
 ) -> bytes:
-    """Return the description of a model with two outputs: its first input, and an operator's result for the second."""
+    """Describe a model with two outputs: its first input, and the result of an operator for its second input."""
     records = [{"dtype": "float32", "shape": [1], "offset": 64 * place} for place in range(3)]
     described = {
         "inputs": ["w", "x"],

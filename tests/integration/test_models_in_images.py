@@ -1,4 +1,4 @@
-"""Tests of models with the images: PyTorch of the system image, and a C program in the armv7 container."""
+"""Tests of models in images: in the PyTorch of the system image, and in a C program in the armv7 container."""
 
 from __future__ import annotations
 

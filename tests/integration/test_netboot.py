@@ -74,7 +74,7 @@ def exported(tmp_path: Path) -> Config:
 
 @contextlib.contextmanager
 def cable() -> Iterator[str]:
-    """Create a private network with a virtual cable; yield the namespace of the board's end, as an argument of ip."""
+    """Create a private network with a virtual cable; yield the namespace of the board's end, as an argument for ip."""
     with private_network():
         namespace = f"pitorch-test-{os.getpid()}"
         ip("netns", "add", namespace)
@@ -202,7 +202,7 @@ def test_a_board_whose_name_is_unknown_at_first_is_recorded(exported: Config, tm
     path = board_events.of_netboot(config, "pi3")
 
     def boot() -> None:
-        """Boot with a private /etc/hosts. The thread that runs this gets a separate mount namespace."""
+        """Boot with a private /etc/hosts. The thread that runs ``boot`` gets a separate mount namespace."""
         assert ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS) == 0
         process.run(["mount", "--make-rprivate", "/"])
         process.run(["mount", "--bind", hosts, "/etc/hosts"])
@@ -412,7 +412,7 @@ def bridged(name: str) -> Iterator[str]:
 def router() -> Iterator[None]:
     """Run another DHCP server on the bridge.
 
-    Its replies also contain the PC's address as boot server, and the name of U-Boot's script.
+    The server's replies also contain the PC's address as boot server, and the name of U-Boot's script.
     """
     with bridged("router") as namespace:
         ip("-n", namespace, "address", "add", "192.168.77.254/24", "dev", "eth0")

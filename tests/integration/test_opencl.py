@@ -181,7 +181,7 @@ def test_reference_gemm_agrees_to_three_decimals() -> None:
 
 
 def test_kernels_time_excludes_the_copies(board: LoaderSession, tmp_path: Path) -> None:
-    """The kernel runs one work group, and the arrays have 128 MiB, so copies take nearly all of a request's time."""
+    """The kernel runs one work group, and the arrays occupy 128 MiB: copies take nearly all of a request's time."""
     size = 1 << 24
     build(board, write(tmp_path, python=PYTHON.replace("(size,), (32,)", "(32,), (32,)")), size)
     numbers = [board.array(numpy.zeros(size, numpy.float32)), board.array(numpy.zeros(size, numpy.float32))]

@@ -40,7 +40,7 @@ def test_an_address_of_another_machine_is_an_error() -> None:
 
 @pytest.mark.network_namespaces
 def test_used_ports_are_skipped() -> None:
-    """All unprivileged ports but two are ephemeral. First, one of these two is in use, then both."""
+    """All unprivileged ports but two are ephemeral. First, only one of these two ports is in use, then both."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare, to set the range of ephemeral ports")
     script = (

@@ -32,7 +32,7 @@ ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
 
 @pytest.fixture(scope="module")
 def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
-    """Install TVM as the task does, and yield it in a private network."""
+    """Install TVM as the task does; yield the environment while the process is in a private network."""
     installed = environment.ready(product_config)
     with out_of_reach():
         yield installed
@@ -64,7 +64,7 @@ def run(device: str, *, queue_s: float = 60, session_s: float = 60, timing: Timi
 def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserError]]:
     """Start an endless measurement in a session.
 
-    Return its thread, and a list to which the session's error is added.
+    Return the session's thread, and a list to which the session's error is added.
     """
     ended: list[UserError] = []
 
@@ -288,7 +288,7 @@ def test_lost_client_leaves_no_process_and_no_file(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
     def processes(group: int) -> set[str]:
-        """Return the processes of a group, without zombies, whose status the server reads later."""
+        """Return the processes of a group except zombies: the server reads the status of zombies later."""
         return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
 
     with servers.board(tvm) as board:

@@ -55,7 +55,7 @@ def of_python(version: str, architecture: str) -> list[Package]:
 
 
 def of_this_pc() -> list[Package]:
-    """Make Debian's tools for the PC that runs the tests."""
+    """Make the packages with Debian's tools for the PC that runs the tests."""
     roles = ("standing_in", "depmod", "compiler", "builder")
     names = {name for role in roles for name in packages_for(role, IMAGE) if not name.startswith("libpython")}
     # The names of target packages include the architecture.

@@ -534,7 +534,10 @@ class Clock:
 
 
 def resets(answered: str, handler: Handler) -> bool:
-    """Reset all connections, except those for the login (``answered`` is "login") or also for look-ups ("look-ups")."""
+    """Answer some requests, and reset all other connections.
+
+    If ``answered`` is "login", only logins are answered; if it is "look-ups", logins and look-ups are.
+    """
     if answered != "nothing" and handler.path == "/v2/":
         return handler.reply(200)
     if answered == "look-ups" and handler.command == "HEAD":

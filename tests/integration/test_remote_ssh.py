@@ -105,7 +105,7 @@ def reachable(config: Config, folder: Path, variables: str = "", enter: str = ""
 
 @contextlib.contextmanager
 def serving(shared: Config, folder: Path, *, with_torch: bool) -> Iterator[Running]:
-    """Run a board. If ``with_torch`` is set, its Python imports this PC's PyTorch."""
+    """Run a board. If ``with_torch`` is set, the board's Python imports this PC's PyTorch."""
     tvm = environment.ready_for_models(shared)
     config = exported_in(folder)
     (config.build_root / "remote").mkdir(parents=True)

@@ -228,7 +228,7 @@ def test_a_full_disk_under_the_builder_image_is_reported(tmp_path: Path) -> None
 def test_a_root_larger_than_memory_is_built_on_disk(
     built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
 ) -> None:
-    """A root can be so large if image.extra_packages is long. The test reduces the memory limit instead."""
+    """A long image.extra_packages can make a root larger than memory; this test reduces the memory limit instead."""
     monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
     with Context(product_config) as context:
         spec = roots.root_spec(context, "small", ("bash",), built.manifest("mirror"), (context.native,))

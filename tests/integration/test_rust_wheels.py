@@ -1,4 +1,4 @@
-"""Tests of build-wheel for packages with Rust code: Cargo's settings, error messages, and native toolchain builds."""
+"""Tests of build-wheel for packages with Rust code: Cargo's settings, errors, and builds with a native toolchain."""
 
 from __future__ import annotations
 

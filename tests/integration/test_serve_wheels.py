@@ -323,7 +323,7 @@ def test_errors_are_printed_as_warnings(
 def test_read_errors_are_printed_as_warnings(
     printed: list[str], warned: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The file is a process's memory, in which address 0 is not mapped: the kernel returns EIO."""
+    """The served file is /proc/self/mem: the kernel returns EIO, because address 0 is not mapped."""
     with running_index(lambda: {TORCH: Path("/proc/self/mem")}) as url:
         get(url.replace("/simple/", f"/packages/{TORCH}"))
         wait_for(printed, 1)
@@ -436,7 +436,7 @@ def test_torch_in_the_wheelhouse_is_served(tmp_path: Path, no_prebuilt: Path) ->
 
 
 def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path) -> None:
-    """This applies to the wheel of an earlier build-torch, and to the wheel in the repository."""
+    """The test checks the wheel of an earlier build-torch, and the wheel in the repository."""
     config = offering(tmp_path, tmp_path / "house")
     resolve.products(config).mkdir(parents=True)
     for folder in (resolve.products(config), no_prebuilt):

@@ -60,7 +60,7 @@ class Net:
         return done.stdout
 
     def share(self, action: str, subnet: str = SUBNET, *, before: str = "") -> dict[str, Any]:
-        """Run the action on, off or status in the gateway's namespace; the script ``before`` changes mounts first."""
+        """Run an action ("on", "off" or "status") in the gateway's namespace, after the script ``before``, if any."""
         script = [sys.executable, "-c", CALL, action, str(self.state), subnet]
         script = ["unshare", "--mount", "sh", "-euc", before + '\nexec "$@"', "sh", *script] if before else script
         done = subprocess.run(["ip", "netns", "exec", self.gateway, *script], cwd=ROOT, capture_output=True, text=True,

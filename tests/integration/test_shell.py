@@ -79,7 +79,7 @@ def containers_of(client: docker.DockerClient, image: str) -> list[str]:
 
 
 def none_is_left(client: docker.DockerClient, image: str) -> bool:
-    """Return whether no container is running, and those that are being removed disappear within 20 s."""
+    """Return whether no container is running and all containers that are being removed disappear within 20 s."""
     if "running" in containers_of(client, image):
         return False
     deadline = time.monotonic() + 20

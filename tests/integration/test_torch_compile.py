@@ -174,7 +174,7 @@ def test_ctrl_c_while_linking_leaves_no_container(
 
 
 def test_a_second_ctrl_c_ends_the_wait(tmp_path: Path, tree: Path, image: str, client: docker.DockerClient) -> None:
-    """A linker that ignores the signal is killed sooner, and none of its files remain."""
+    """The second Ctrl-C kills a linker that ignores the first, and none of the linker's files remain."""
     (tree / "link").write_text(f"trap '' INT\n{LINK}")
     interrupt_while_it_links(tmp_path, tree, image, times=2)
     assert containers_at(client, tmp_path) == []

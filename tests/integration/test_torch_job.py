@@ -1,4 +1,4 @@
-"""Tests of ``build-torch`` without the compiler: placing the products, the provenance, and ``verify``."""
+"""Tests of ``build-torch`` without the compiler: the placement of the products, the provenance, and ``verify``."""
 
 from __future__ import annotations
 
@@ -462,7 +462,7 @@ def test_the_task_ends_with_the_exit_code_of_the_error(tmp_path: Path, fault: st
 
 @pytest.mark.parametrize("wrong", ["USE_OPENMP", "=OFF", "", "USE OPENMP=OFF"])
 def test_an_option_is_accepted_completely_or_rejected(tmp_path: Path, wrong: str) -> None:
-    """Blanks and commas are part of an option's value. Anything but NAME=VALUE is an error."""
+    """Spaces and commas are part of an option's value. Anything but NAME=VALUE is an error."""
     whole = "CMAKE_CXX_FLAGS=-O1 -Wl,--as-needed, -g"
     done = subprocess.run(
         [sys.executable, "-m", "toolchain.cli", "build-torch", "--plan", "--option", whole, "--option", wrong],

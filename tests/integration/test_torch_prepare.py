@@ -178,8 +178,9 @@ def test_an_archive_with_a_wrong_checksum_is_rejected(room: Room) -> None:
 def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_config: Config, tmp_path: Path) -> None:
     """With ``--source=git``, the source is a tag in upstream's repository, without the distribution's patches.
 
-    Here, the tree comes from the distribution's archive of upstream's release, which lacks submodules. Fetching, the
-    pin and the patches are the same as for upstream's repository. The test is expensive because it fetches 50 MB.
+    In this test, the tree comes from the distribution's archive of upstream's release, which lacks submodules. The
+    fetch, the pin and the patches are the same as for upstream's repository. The test is expensive because it fetches
+    50 MB.
     """
     data, suite = recipe.load("torch"), load_suite("trixie")
     log = tmp_path / "log"

@@ -86,7 +86,7 @@ def a_copy_of_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_patch_and_every_script_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key includes files in subfolders, which are for one kind of source, but not files for another version."""
+    """The key includes files in subfolders for one kind of source, but excludes files for other versions of torch."""
     before = plan().key("source 1")
     folder = a_copy_of_the_recipe(tmp_path, monkeypatch)
     assert plan().key("source 1") == before
@@ -202,7 +202,7 @@ def git_at(folder: Path, *words: str) -> str:
 
 
 def a_repository(folder: Path) -> str:
-    """Create a substitute for upstream's repository with nested submodules and a tag, and return its commit."""
+    """Create a repository with nested submodules and a tag as a substitute for upstream's; return its commit."""
     inner = None
     for name in ("inner", "outer", folder.name):
         place = folder.with_name(name)
@@ -433,7 +433,7 @@ def test_an_elf_file_without_attributes_is_rejected(tmp_path: Path) -> None:
 
 
 def test_code_without_floating_point_fits_every_cpu(tmp_path: Path) -> None:
-    """The attributes of such code name no floating-point unit. Attribute 28 only states the calling convention."""
+    """The attributes of code without floating point name no FPU. Attribute 28 states only the calling convention."""
     (tmp_path / "one.s").write_text(".eabi_attribute 28, 1\n.globl one\n.type one, %function\none: bx lr\n")
     for words in (
         ["arm-linux-gnueabihf-as", "-march=armv7-a", "-mfpu=softvfp", "-o", "one.o", "one.s"],
@@ -654,7 +654,7 @@ torch.save(document, sys.argv[1])
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 def test_whole_numbers_are_compared_bit_for_bit(product_config: Config, tmp_path: Path) -> None:
-    """A deviation of one in 2^40 is far below the tolerance for floating-point numbers."""
+    """A relative deviation of 2^-40 is far below the tolerance for floating-point numbers."""
     here = native_job.ready_python(product_config)
     file = tmp_path / "there.pt"
     said = []
@@ -856,7 +856,7 @@ def test_torch_imports_with_only_python_and_numpy(
 ) -> None:
     """This PC's pip installs the requirements, which can also run as pure Python on the target.
 
-    The board's pip installs the wheel and its requirements weekly (test_device_on_board.py).
+    Once a week, test_device_on_board.py installs the wheel and its requirements with the board's pip.
     """
     stated = metadata(kept).get_all("Requires-Dist", [])
     needs = [item.partition(";")[0] for item in stated if "extra ==" not in item and "numpy" not in item]

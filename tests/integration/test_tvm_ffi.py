@@ -271,7 +271,7 @@ def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None
 def test_raspbian_images_warn_about_armv7_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flavour: str, warned: bool
 ) -> None:
-    """The warning is the same as for torch's wheel. The manifest records it for later runs."""
+    """The warning is the same as for torch's wheel. The manifest records the warning for later runs."""
     fitting(tmp_path / "w")
     make_wheel(tmp_path / "w", {"torch/a.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0")
     config = configured(tmp_path, ffi_in_image=True)

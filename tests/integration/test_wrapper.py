@@ -129,7 +129,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 @pytest.fixture
 def installed(ready: Checkout) -> Iterator[Checkout]:
-    """Provide the same checkout, at the same path, for a test that changes it. It is restored afterwards."""
+    """Provide the same checkout, at the same path, for a test that changes it; restore it afterwards."""
     original = ready.folder.with_name("original")
     shutil.copytree(ready.folder, original, symlinks=True)
     yield ready
@@ -368,7 +368,7 @@ def test_system_without_apt_gets_a_list_of_packages(checkout: Checkout, tmp_path
 
 @contextlib.contextmanager
 def as_nobody(checkout: Checkout) -> Iterator[dict[str, str]]:
-    """Make an ordinary user the owner of the checkout, and make it accessible for that user."""
+    """Make an ordinary user the owner of the checkout, and make it accessible to that user."""
     if os.geteuid() != 0:
         yield {}
         return
@@ -532,7 +532,7 @@ def test_apt_uses_all_proxy(checkout: Checkout, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_services_of_packages_are_not_started(checkout: Checkout, tmp_path: Path) -> None:
-    """A real package calls policy-rc.d as invoke-rc.d would, while apt installs it into overlays over this machine."""
+    """A real package, which apt installs into overlays over this machine, calls policy-rc.d as invoke-rc.d would."""
     needs_dpkg()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("overlays over /usr, /etc and /var need root and unshare")

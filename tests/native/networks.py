@@ -33,7 +33,7 @@ class Inverted(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images of the same size, or of half the size with stride 2."""
+        """Return images of the same size or, if the stride is 2, of half the size."""
         found: torch.Tensor = self.layers(x)
         return x + found if self.adds else found
 
@@ -78,7 +78,7 @@ class Residual(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return images of the same size, or of half the size with stride 2."""
+        """Return images of the same size or, if the stride is 2, of half the size."""
         y = functional.relu(self.first_norm(self.first(x)), inplace=True)
         return functional.relu(self.second_norm(self.second(y)) + self.short(x), inplace=True)
 

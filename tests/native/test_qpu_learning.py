@@ -147,7 +147,7 @@ def test_pooling_with_ceil_mode_matches_the_cpu() -> None:
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_batch_normalisation(shape: tuple[int, ...], affine: bool, training: bool) -> None:
-    """Result, gradients and running statistics differ from float64 ones by at most 256 ULP of the largest magnitude."""
+    """Results, gradients and statistics differ from those in float64 by at most 256 ULP of the largest magnitude."""
     x = torch.randn(shape) * 3 + 1
     kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
     outcomes = []

@@ -36,7 +36,7 @@ def image(a: torch.Tensor) -> torch.Tensor:
 
 
 def scores(a: torch.Tensor) -> torch.Tensor:
-    """Return a row of scores and another row without NaN."""
+    """Return a matrix of two rows: the scores ``a``, and scores without NaN."""
     return torch.stack([a, ramp(a)])
 
 

@@ -54,7 +54,7 @@ Checksums-Sha256:
 
 
 class Key:
-    """A temporary key that signs indices. ``folder`` contains its public part in armoured form and as a keyring."""
+    """A temporary key that signs indices. ``folder`` contains the public key in armoured form and as a keyring."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gpg-")  # a socket's path has at most 107 characters
@@ -133,12 +133,12 @@ class Archive:
         return SOURCES.format(md5=md5, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
     def make_stale(self, suite: str) -> None:
-        """Make the mirror's files older than the index states."""
+        """Replace the mirror's files with files that are older than the index."""
         for name in ("binary-armhf/Packages.gz", "source/Sources.gz"):
             (self.folder / "dists" / suite / "main" / name).write_bytes(b"of yesterday")
 
     def source(self, suite: str, uri: str, name: str, also: str = "") -> apt.Source:
-        """Return a source that names this archive."""
+        """Return an apt source for a pocket of this archive."""
         pocket = Pocket(name=name, suite=suite, mirror="", also=also)
         return apt.Source(pocket, uri, ("main",), self.keyring, ("armhf",))
 

@@ -105,7 +105,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 
 
 def small_recipe(folder: Path) -> Recipe:
-    """Copy the extension's recipe, with small C++ sources: a module in place of each module, otherwise a function."""
+    """Copy the extension's recipe with small C++ sources.
+
+    Each source of a Python module is replaced with a small module, and every other source with one function.
+    """
     data = recipe.load("qpu_ops")
     shutil.copytree(data.folder, folder, ignore=shutil.ignore_patterns("__pycache__", "build"))
     for path in (folder / "csrc").rglob("*.cpp"):
@@ -119,7 +122,7 @@ def container_and_cross_builds_agree(
 ) -> None:
     """Assert that pip in the container builds the extension's wheel with the same files as cross-compilation.
 
-    With ``small``, both build the wheel of ``small_recipe``. Otherwise, the cross-compiled wheel is the main job's.
+    If ``small`` is set, both build ``small_recipe``. Otherwise, pip's wheel is compared with that of the main job.
     """
     data = small_recipe(folder / "recipe") if small else recipe.load("qpu_ops")
     with Context(config) as context:

@@ -1,6 +1,6 @@
 """Run ./inv's program in forked processes of an interpreter that has already imported the modules that tasks use.
 
-Without this, each command would import these modules again, which takes longer than most commands. Each forked
+In a new interpreter, each command would import the modules again, which takes longer than most commands. Each forked
 process imports ``tasks.py``, which reads the environment, and runs ``toolchain.cli`` as the main program.
 """
 

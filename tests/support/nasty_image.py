@@ -1,6 +1,6 @@
 """A small image for the target platform, with everything that an inexact export would lose.
 
-It has two layers, so that it also contains whiteouts, opaque folders, changes of type and overridden hard links.
+The image has two layers, so that it also contains whiteouts, opaque folders, changes of type and overridden hard links.
 """
 
 # Names in a root filesystem are bytes, but pathlib supports only text.

@@ -1,6 +1,6 @@
 """Runs the workers of profile-remote in forked processes of an interpreter that has already imported TVM and PyTorch.
 
-Without this, each worker would import them again, which takes longer than compiling a small model.
+In a new interpreter, each worker would import TVM and PyTorch again, which takes longer than compiling a small model.
 """
 
 from __future__ import annotations

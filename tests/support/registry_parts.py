@@ -138,7 +138,7 @@ def layer_tar(seed: str, size: int) -> bytes:
 def load_image(
     client: docker.DockerClient, name: str, sizes: tuple[int, ...] = (4 * KIB,), *, seed: str = "", platform: str = ARM
 ) -> str:
-    """Load an image with layers of the given sizes; returns its id."""
+    """Load an image with layers of the given sizes; return its ID."""
     layers = [layer_tar(f"{seed or name}-{number}", size) for number, size in enumerate(sizes)]
     settings = {
         **dict(zip(("os", "architecture", "variant"), platform.split("/"), strict=False)),
@@ -245,9 +245,9 @@ def make_certificate(folder: Path, *addresses: str) -> tuple[Path, Path]:
 
 
 class Proxy:
-    """A TCP relay to a registry that counts bytes, and can slow down or close connections.
+    """A TCP relay in front of a registry; the relay counts bytes, and can slow down or close connections.
 
-    ``watch`` receives every block from a client and the number of client bytes so far. If it returns true, all
+    ``watch`` receives every block from a client and the number of client bytes so far. If ``watch`` returns true, all
     connections are closed.
     """
 
@@ -392,7 +392,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 class TokenServer:
     """A token server that follows the CNCF Distribution project's token specification.
 
-    It signs JSON web tokens (RS256) with the key of ``certificate``. It grants the requested scope to USER with
+    The server signs JSON web tokens (RS256) with the key of ``certificate``. It grants the requested scope to USER with
     PASSWORD, and to clients that send ``refresh_token``. While ``anonymous`` is true, anyone gets the scope ``pull``.
     """
 

@@ -17,7 +17,7 @@ class Bessel(nn.Module):  # type: ignore[misc]
     """A model with an operator that TVM's importer lacks."""
 
     def forward(self, x: Any) -> Any:
-        """Return the Bessel function."""
+        """Return the Bessel function of each element."""
         return torch.special.bessel_j0(x)
 
 
@@ -144,7 +144,7 @@ def nonzero() -> Any:
 
 
 def int8() -> Any:
-    """Return a model with int8 weights (a scale per channel) and uint8 values, using operators that PT2E also uses."""
+    """Return a model with int8 weights (a scale per channel) and uint8 values, with operators that PT2E also uses."""
     from torch.ao.quantization import get_default_qconfig_mapping
     from torch.ao.quantization.quantize_fx import _convert_to_reference_decomposed_fx, prepare_fx
 

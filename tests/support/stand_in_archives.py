@@ -55,7 +55,7 @@ class Package:
 
 
 class StandIn:
-    """An archive in ``folder``. Its indices state ``origin``."""
+    """An archive in ``folder``, whose indices state ``origin``."""
 
     def __init__(self, folder: Path, origin: str) -> None:
         self.folder = folder
@@ -121,7 +121,7 @@ class StandIn:
 
 
 class World:
-    """Substitutes for the archives of Debian, Raspbian and Raspberry Pi. They are empty until packages are added."""
+    """Substitute archives for Debian, Raspbian and Raspberry Pi, which are empty until packages are added."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -70,7 +70,7 @@ def make_wheel(
     purelib: bool = False,
     requires: str = "",
 ) -> Path:
-    """Make a wheel. Its RECORD is correct unless ``record`` modifies it."""
+    """Make a wheel, whose RECORD is correct unless ``record`` modifies it."""
     info = f"{name}-{version}.dist-info"
     files: dict[str, bytes] = {
         key: value.encode() if isinstance(value, str) else value for key, value in (contents or {}).items()

@@ -107,7 +107,7 @@ def test_damaged_entries_are_renamed(config: Config, tmp_path: Path, which: int,
 def test_entry_replaced_during_a_read_is_not_renamed(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    """Another process replaces a damaged entry during its verification."""
+    """Another process replaces a damaged entry while this process verifies the entry."""
     monkeypatch.setattr(progress, "warn", lambda _: None)
     stored = artefacts.put(config, "thing", KEY, products(tmp_path / "old"))
     stored[0].chmod(0o644)

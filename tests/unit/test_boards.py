@@ -60,7 +60,7 @@ def test_optional_folder_of_a_board_has_its_serial_number() -> None:
 
 @pytest.mark.parametrize(("folder", "serial"), [("9ffefdef", "9ffefdef"), ("dc-a6-32-01-36-c2", "")])
 def test_pi_4_requests_files_in_its_own_folder_first(folder: str, serial: str) -> None:
-    """If its own folder does not exist, the boot loader uses the common folder."""
+    """If the board's own folder does not exist, the boot loader uses the common folder."""
     missed = [absent(f"{folder}/{name}") for name in ("start4.elf", "start.elf", "config.txt")]
     board = the_only(recorded(HAS_ADDRESS, *missed, sent("start4.elf"), sent("bcm2711-rpi-4-b.dtb")))
     assert (board.serial, board.absent, board.model, board.file) == (serial, set(), "4-b", "bcm2711-rpi-4-b.dtb")

@@ -213,7 +213,7 @@ def test_expensive_tests_run_after_the_set_up(tmp_path: Path) -> None:
 
 
 def test_the_workflow_tests_every_shells_completion() -> None:
-    """Bash is always installed. The workflow installs the other shells, because a missing shell's tests are skipped."""
+    """Bash is always installed. The workflow installs the other shells, because tests of missing shells are skipped."""
     steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]
     (step,) = [step for step in steps if "test_completion.py" in step.get("run", "")]
     install, test = step["run"].splitlines()

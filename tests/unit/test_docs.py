@@ -110,7 +110,7 @@ def test_task_page_lists_every_task(tasks: Tasks) -> None:
 
 
 def test_output_of_every_task_is_on_a_page(tasks: Tasks) -> None:
-    """A task's output follows a prompt. For two tasks, the pages describe the output in words."""
+    """A task's output follows its command line, except for two tasks, whose output the pages describe in words."""
     prompt = re.compile(r"^[$#] (?:sudo )?(?:\w+=\S+ )*\./inv ([a-z][a-z-]*)[^\n]*\n(?![$#] |```)", re.MULTILINE)
     printed = {task for page in PAGES for task in prompt.findall(page.read_text())}
     assert set(tasks.options) - printed == {"completion", "cuda-timing"}

@@ -209,7 +209,7 @@ def test_undeployed_kernel_breaks_the_chain(chain: Chain) -> None:
 
 
 def test_deployment_does_not_break_the_chain(chain: Chain) -> None:
-    """The layers are in the tree and in its manifest; a newer image is only a warning."""
+    """The layers are in the tree and in its manifest; a newer image would cause only a warning."""
     tar = chain.add_step("libqpu", {LIBRARY: "library 2"})
     (chain.layout.tree / LIBRARY).write_text("library 2")
     chain.facts["libqpu"]["sha256"] = hashlib.sha256(b"library 2").hexdigest()

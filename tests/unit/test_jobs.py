@@ -53,7 +53,7 @@ print(compile_jobs(BuildConfig(memory_per_job_mib=1)))
 
 @pytest.mark.parametrize("below", ["", "child"])
 def test_the_memory_limit_of_a_cgroup_or_parent_counts(below: str) -> None:
-    """A container with a memory limit runs in such a cgroup."""
+    """A container with a memory limit runs in a cgroup with this limit."""
     with limited_group(200) as group:
         program = "from toolchain.jobs import available_memory_mib; print(available_memory_mib())"
         available_mib = int(output_in(group / below, program))

@@ -1,4 +1,4 @@
-"""Tests of identifying a process by its number and creation time."""
+"""Tests that a process is identified by its number and creation time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that only one run of the device suite writes the results, which are replaced together or not at all."""
+"""Tests that only one run of the device suite at a time writes results, and replaces all of them or none."""
 
 from __future__ import annotations
 

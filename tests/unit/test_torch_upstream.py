@@ -1,4 +1,4 @@
-"""Tests of ``upstream-tests``: the files that it fetches and unpacks, and the results that count as explained."""
+"""Tests of ``upstream-tests``: the files that it fetches and unpacks, and the failures that have an explanation."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ _start:
 
 namespace {
 
-// Bionic keeps its own data between the thread pointer and the program's thread-local variables. It therefore requires
-// these variables to be aligned to 64 bytes.
+// Bionic keeps its own data between the thread pointer and the program's thread-local variables. Bionic therefore
+// requires these variables to be aligned to 64 bytes.
 alignas(64) thread_local char aligned __attribute__((used, retain));
 
 }  // namespace
@@ -62,7 +62,7 @@ char *secure_getenv(const char *name) noexcept { return getenv(name); }
 // Bionic's own strerror_r returns an int.
 char *strerror_r(int code, char *text, unsigned long size) noexcept { return __gnu_strerror_r(code, text, size); }
 
-// Recent headers of glibc replace strtoll and strtoul by these functions.
+// Recent headers of glibc replace strtoll and strtoul with these functions.
 long long __isoc23_strtoll(const char *text, char **end, int base) noexcept { return bionic_strtoll(text, end, base); }
 
 unsigned long __isoc23_strtoul(const char *text, char **end, int base) noexcept {
@@ -76,7 +76,7 @@ int atexit(void (*function)()) noexcept {
   return __cxa_atexit(call, reinterpret_cast<void *>(function), nullptr);
 }
 
-// Finds the loader's table for exceptions, which are not thrown through other libraries.
+// Finds only the loader's own exception table, because no exception passes through other libraries.
 int _dl_find_object(void *address, dl_find_object *result) noexcept {
   const auto *base = reinterpret_cast<const char *>(&__ehdr_start);
   if (address < base || address >= &_end) return -1;

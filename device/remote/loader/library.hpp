@@ -13,7 +13,7 @@
 
 constexpr std::size_t ALIGNMENT = 64;  // TVM's code relies on this alignment
 
-// An error on the board. The kinds are listed in loader.cpp.
+// An error on the board. The kinds of errors are listed in loader.cpp.
 struct Failure : std::runtime_error {
   Failure(const char *what, const std::string &text) : std::runtime_error(text), kind(what) {}
   const char *kind;

@@ -5,8 +5,8 @@
 //   loader LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 //
 // Only one session at a time holds LOCK_FILE; others wait for it for up to QUEUE_SECONDS. After
-// SESSION_SECONDS the loader exits with status 124. If the client disconnects, it exits with status 1,
-// even while a kernel runs. Requests are lines of words, some followed by bytes. A response is
+// SESSION_SECONDS the loader exits with status 124. If the client disconnects, the loader exits with
+// status 1, even while a kernel runs. Requests are lines of words, some followed by bytes. A response is
 // "ok WORDS", followed by bytes for some requests, or "error KIND TEXT":
 //
 //   load ENTRY BYTES + library    ok BACKEND           a kernel library; "-" as entry: plain; 0 bytes: the
@@ -169,7 +169,7 @@ std::string readRequest() {
   }
 }
 
-// The words of a request. They are not read with std::istream, whose locales are most of a static C++ library.
+// The words of a request, read without std::istream, whose locales make up most of a static C++ library.
 class Words {
  public:
   explicit Words(std::string line) : line_(std::move(line)) {}
@@ -209,7 +209,7 @@ std::string decimal(double value) {
 
 // ------------------------------------------------------------------------------------- the kernel
 
-// Without a handle, the function searches the kernel that is linked into the loader.
+// Without a handle, the function looks up the name in the kernel that is linked into the loader.
 void *lookUp(void *handle, const char *name) {
   return handle != nullptr ? dlsym(handle, name) : pitorch_linked(name);
 }
@@ -469,8 +469,8 @@ class Session {
   }
 
   // Copies from the client to the file in blocks, because the board may not have enough memory for all of it. The
-  // parameters replace those of other models, because the folder may be in memory. If they cannot be kept, `map` does
-  // not find them.
+  // parameters replace those of other models, because the folder may be in memory. If the parameters cannot be
+  // kept, `map` does not find them.
   static void keep(Words &words) {
     const std::string path = parametersFile(words);
     auto bytes = words.number<std::size_t>();
@@ -575,8 +575,8 @@ class Session {
     return found;
   }
 
-  // Like TVM's time_evaluator: one measurement consists of `number` runs. If they take less than
-  // `leastMs`, the number is increased.
+  // Like TVM's time_evaluator: one measurement consists of `number` runs. If the runs take less
+  // than `leastMs`, their number is increased.
   void time(Words &words) {
     auto number = words.number<std::uint64_t>();
     const auto repeat = words.number<std::uint64_t>();

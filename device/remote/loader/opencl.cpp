@@ -134,7 +134,7 @@ const char *kindOf(cl_int code) {
   }
 }
 
-// `more` is text about the call that follows the error's name.
+// `more` is text about the call, which is appended to the error's name.
 void require(cl_int code, const char *function, const std::string &more = "") {
   if (code != CL_SUCCESS) throw Failure(kindOf(code), std::string(function) + ": " + nameOf(code) + more);
 }
@@ -192,7 +192,7 @@ std::vector<cl_device_id> allDevices() {
     cl_uint devices = 0;
     const cl_int answer = api().clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, nullptr, &devices);
     if (answer != CL_SUCCESS) {
-      // Other drivers may have devices.
+      // This error is not fatal, because other drivers may have devices.
       if (answer != CL_DEVICE_NOT_FOUND) drivers += " (clGetDeviceIDs: " + nameOf(answer) + ")";
       continue;
     }
@@ -302,7 +302,7 @@ class Kernel : public Library {
 
   void run(const std::vector<pitorch_array> &arrays) override { (void)time(arrays, 1); }
 
-  // The sum of the device's own measurements, without copies and queueing time.
+  // The sum of the device's own measurements, without the time for copies and queueing.
   double time(const std::vector<pitorch_array> &arrays, std::uint64_t number) override {
     const auto expected = value<cl_uint>(
         [this](std::size_t size, void *to, std::size_t *needed) {
@@ -406,7 +406,7 @@ class Kernel : public Library {
         "clGetKernelWorkGroupInfo");
   }
 
-  // Drivers report most of these errors only at the first launch, as an error code that does not contain the limit.
+  // Drivers report most of these errors only at the first launch, with an error code that does not state the limit.
   void checkGroup() {
     const auto local = groupValue<cl_ulong>(CL_KERNEL_LOCAL_MEM_SIZE);
     const auto available = deviceValue<cl_ulong>(device_, CL_DEVICE_LOCAL_MEM_SIZE);

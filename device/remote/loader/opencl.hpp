@@ -25,7 +25,7 @@ struct Request {
   std::string source;
 };
 
-// Builds a kernel from its source, or from the binary that an earlier session kept. In the latter case, sets `kept`.
+// Builds a kernel from its source or, if an earlier session kept a binary, from this binary; then `kept` is true.
 std::unique_ptr<Library> build(const Request &request, bool &kept);
 
 }  // namespace opencl

@@ -1,4 +1,4 @@
-// The functions from TVM's runtime that kernels require. They are linked into kernels for boards without TVM. Other
+// The functions from TVM's runtime that kernels require. Kernels for boards without TVM are linked with them. Other
 // definitions in the process (in the loader or in TVM itself) take precedence.
 #include <array>
 #include <cstddef>

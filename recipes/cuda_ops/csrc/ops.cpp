@@ -1,5 +1,5 @@
-// The operators for torch's dispatcher. They use torch's stable C interface, so one library works
-// with every torch version from 2.10 on.
+// The operators for torch's dispatcher. The operators use torch's stable C interface, so one
+// library works with every torch version from 2.10 on.
 //
 // Each operator NAME has three entries:
 //
@@ -36,7 +36,7 @@
 extern "C" {
 __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 // The symbol is bool c10::TensorImpl::requires_grad() const, for which the stable interface has no
-// equivalent. Before it is used, cuda_ops/_gradients.py checks that its result is correct.
+// equivalent. cuda_ops/_gradients.py checks the function's results before they are used.
 __attribute__((weak)) bool requires_grad_of(const void* tensor_impl) __asm__("_ZNK3c1010TensorImpl13requires_gradEv");
 }
 
@@ -55,8 +55,8 @@ bool requires_grad_is_known = false;
 }
 
 // An owned tensor together with the properties that are used often. torch::stable::Tensor would
-// also work. However, its reference count is on the heap, which takes noticeable time in a call
-// of a few microseconds.
+// also work, but has its reference count on the heap, which takes noticeable time in a call of a
+// few microseconds.
 class Operand {
  public:
   Operand(const char* name, AtenTensorHandle handle) : name_(name), handle_(handle) {
@@ -211,8 +211,8 @@ Sizes in_rows(const Operand& like) {
   return strides;
 }
 
-// Runs the work on the tensor's device in stream order. On a GPU, it runs on the current stream.
-// On the CPU, it runs synchronously.
+// Runs the work on the tensor's device in stream order. On a GPU, the work runs on the current
+// stream. On the CPU, the work runs synchronously.
 template <typename Work>
 void run_beside(const Operand& operand, const char* op, const Work& work) {
   if (!operand.is_cuda()) return cpu::run(work);
@@ -224,7 +224,7 @@ void run_beside(const Operand& operand, const char* op, const Work& work) {
   if (const int error = cuda::run(work, stream)) refuse(std::string(op) + ": CUDA error: " + cuda::explain(error));
 }
 
-// Returns the dimensions that have more than one element. `first` determines their order.
+// Returns the dimensions that have more than one element, sorted by the comparison `first`.
 template <typename Before>
 std::vector<size_t> order_of(const Operand& operand, Before first) {
   std::vector<size_t> order;
@@ -269,8 +269,8 @@ void run_elementwise(const char* op, Elementwise& work, void* out, const Operand
   run_beside(a, op, work);
 }
 
-// If the inputs have the same layout and it has no gaps, the output also has this layout. Otherwise
-// the output's rows are contiguous.
+// If the inputs have the same layout without gaps, the output also has this layout. Otherwise the
+// output's rows are contiguous.
 StableIValue elementwise(const char* op, Elementwise& work, const Operand& a, const Operand* b) {
   work.type = type_of(op, a);
   work.inputs = b == nullptr ? 1 : 2;
@@ -384,8 +384,8 @@ void matvec(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   stack[0] = out.release();
 }
 
-// Computes c[i] = a[i] + b[i] for 0 <= i < n. It is called like a kernel launcher, so the caller
-// allocates c.
+// Computes c[i] = a[i] + b[i] for 0 <= i < n. The operator is called like a kernel launcher, so
+// the caller allocates c.
 void torch_launch_add2(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {
   const char* op = "torch_launch_add2";
   const Operand c("c", stack[0]);
@@ -427,7 +427,7 @@ bool has_gradient(AtenTensorHandle tensor) {
 // The full names of the entries _NAME and _NAME_differentiable.
 using Names = std::array<const char*, 2>;
 
-// The entry NAME. It calls _NAME, or _NAME_differentiable if one of the tensors needs a gradient.
+// The entry NAME calls _NAME, or _NAME_differentiable if one of the tensors needs a gradient.
 // kTensors contains the indices of the tensors. The stack is passed on unchanged.
 template <const Names* kNames, size_t... kTensors>
 void hand_on(StableIValue* stack, uint64_t /*arguments*/, uint64_t /*results*/) {

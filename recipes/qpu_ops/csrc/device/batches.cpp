@@ -8,8 +8,8 @@ namespace {
 constexpr int kTileRows = 8;
 constexpr int kUnrolled = 4;  // number of values of k per iteration
 
-// A QPU computes tiles of 8 rows by 16 columns. For each iteration, it uses two vectors of a and,
-// for each value of k, a row of b. Each vector of a contains 4 rows by 4 values of k, and its
+// A QPU computes tiles of 8 rows by 16 columns. In each iteration, a QPU uses two vectors of a
+// and, for each value of k, a row of b. Each vector of a contains 4 rows by 4 values of k, and its
 // elements are broadcast. The tiles are distributed round-robin among the QPUs, one matrix after
 // the other.
 void multiply_batch(Int count, Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Int batch_a,

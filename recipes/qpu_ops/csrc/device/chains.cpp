@@ -294,7 +294,7 @@ struct Cache {
   }
 };
 
-// Returns the kernel of a chain. `make` compiles it when it is first used.
+// Returns the kernel of a chain. `make` compiles each kernel when it is first used.
 template <typename K>
 K kernel_of(const std::string& text, const std::vector<Operand>& inputs, std::size_t outputs,
             K (*make)(const Chain&, std::size_t, const std::string&)) {

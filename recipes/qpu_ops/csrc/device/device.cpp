@@ -229,7 +229,7 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                            c10::dtype_or_default(dtype));
 }
 
-// Returns a tensor of zeros that has no memory. Forward-mode differentiation uses such tensors.
+// Returns a tensor of zeros that has no memory, for forward-mode differentiation.
 Tensor zero_tensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
                    std::optional<at::Layout> layout, std::optional<at::Device> device,
                    std::optional<bool> /*pinned*/) {
@@ -387,8 +387,8 @@ Tensor& zero(Tensor& self) { return fill(self, 0); }
 // --- the fallback --------------------------------------------------------------
 
 // The device storages that a call uses, with a CPU view of each storage. If the CPU works in
-// device memory, the view covers the whole storage. Otherwise it covers only the part that the
-// tensors in the call use.
+// device memory, the view covers the whole storage. Otherwise the view covers only the part
+// that the tensors in the call use.
 class Views {
  public:
   // Must be called for all tensors of a call before of() is called for the first time.

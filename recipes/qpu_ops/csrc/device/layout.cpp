@@ -201,8 +201,8 @@ template <learning::Comparison what, bool swapped = false>
 bool compare_tensors(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
-  // PyTorch's type promotion can ignore tensors without dimensions. Here this has no effect, because
-  // all tensors are float32.
+  // PyTorch's type promotion can ignore tensors without dimensions, which has no effect because all
+  // tensors are float32.
   if (!is_float(self) || !is_float(other) || !is_bool(out) ||
       out.numel() >= std::numeric_limits<int>::max() ||
       out.sizes() != at::IntArrayRef(at::infer_size(self.sizes(), other.sizes())))

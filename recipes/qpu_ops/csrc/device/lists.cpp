@@ -50,7 +50,7 @@ bool make_alike(Lists& lists) {
 }
 
 // Returns true if the output of each list element is separate from the memory that other elements
-// read or write. This is necessary because list elements are computed in parallel.
+// read or write. The outputs must be separate because list elements are computed in parallel.
 bool are_apart(const std::vector<Part>& parts) {
   struct Range {
     std::uintptr_t start, end;
@@ -178,7 +178,7 @@ constexpr Spec kAbs{"foreach_abs", "abs 0>1"};
 constexpr Spec kReciprocal{"foreach_reciprocal", "recip 0>1"};
 constexpr Spec kLerp{"foreach_lerp", "sub 1 0;mul 3 2;add 0 4>5"};
 
-// The formula is used only for weights below one half.
+// The formula of kLerp is used only for weights with a magnitude below one half.
 template <Given given, bool in_place>
 bool lerp(Call& call) {
   const auto weights = numbers_of(call, 2, given, call[0].toTensorVector().size());
@@ -191,7 +191,7 @@ bool lerp(Call& call) {
 // --- optimisers ----------------------------------------------------------------
 
 // Adds a number to counters, which are tensors without dimensions. Before each step, fused
-// optimisers increment one counter per parameter. The CPU does this in place, as it does for
+// optimisers increment one counter per parameter. The CPU adds the number in place, as for
 // batch normalisation's counter, so that an optimiser's step is a single launch.
 bool add_number(Call& call) {
   const Tensors counters = call[0].toTensorVector();

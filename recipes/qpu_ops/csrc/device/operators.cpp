@@ -1,5 +1,5 @@
 // The PyTorch operators that the QPUs compute. These operators support dense float32 tensors on the
-// device. Each kernel checks whether it supports its operands. If it does not, the CPU computes the
+// device. Each kernel checks its operands. If a kernel does not support them, the CPU computes the
 // operator.
 #include "operators.h"
 
@@ -311,7 +311,7 @@ bool relu_(Call& call) {
   return true;
 }
 // Increments an integer tensor with one element, such as the batch counter in batch
-// normalisation. The CPU does this in place, as it does for fill(), because a launch for a single
+// normalisation. The CPU adds in place, as it does for fill(), because a launch for a single
 // number would cost more than all other work.
 bool count_up(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
@@ -391,8 +391,8 @@ void product(const Tensor& c, const Tensor& a, const Tensor& b, float alpha, flo
 namespace {
 
 // Returns true if out can be the product of a and b, which are matrices or batches of matrices.
-// An out= form can be called with any shapes. If they do not match, the CPU resizes `out` or
-// reports the error.
+// An out= form can be called with any shapes. If the shapes do not match, the CPU resizes
+// `out` or reports the error.
 bool may_multiply(const Tensor& a, const Tensor& b, const Tensor& out, std::int64_t rank) {
   if (!usable(a) || !usable(b) || a.dim() != rank || b.dim() != rank || out.dim() != rank)
     return false;
@@ -550,8 +550,8 @@ std::vector<bool> reduced(const c10::IValue& dims, std::int64_t rank) {
   return found;
 }
 
-// Returns true if the result of a reduction has the right shape. If it does not, the CPU resizes
-// it.
+// Returns true if the result of a reduction has the right shape. If the shape is wrong, the CPU
+// resizes the result.
 bool has_shape(const Tensor& out, const Tensor& t, const std::vector<bool>& vanish, bool keep) {
   std::vector<std::int64_t> shape;
   for (std::size_t d = 0; d < vanish.size(); ++d)

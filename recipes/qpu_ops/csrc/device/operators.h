@@ -1,5 +1,5 @@
-// Code that the operators share. It wraps functions that check their operands and launch QPU
-// kernels, so that PyTorch's dispatcher can call them.
+// Code that the operators share: wrappers with which PyTorch's dispatcher calls functions that
+// check their operands and launch QPU kernels.
 #ifndef TORCH_QPU_OPERATORS_H
 #define TORCH_QPU_OPERATORS_H
 
@@ -65,7 +65,7 @@ inline std::optional<at::Tensor> optional(const c10::IValue& value) {
   return value.toTensor();
 }
 
-// The arguments of an operator on the stack. The operator's result replaces them.
+// The arguments of an operator on the stack, which the operator's result replaces.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, torch::jit::Stack& stack)
@@ -126,7 +126,7 @@ struct Elementwise {
   Direct direct = nullptr;
 };
 
-// Computes a chain. Its inputs are tensors, which are broadcast, followed by numbers. If `out`
+// Computes a chain. The inputs are tensors, which are broadcast, and then numbers. If `out`
 // has no shape, it is resized to the common shape of the inputs. Returns false if the QPUs cannot
 // compute the chain.
 bool compute(const Elementwise& what, const std::vector<at::Tensor>& inputs,

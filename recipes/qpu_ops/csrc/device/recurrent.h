@@ -38,7 +38,7 @@ void lstm_backward(float* of_gates, float* of_cx, const float* of_hy, const floa
                    const float* cx, const float* cy, const float* kept, const Shape& shape,
                    int qpus);
 
-// Computes hy = (1 - update) new + update hx, where new = tanh(its input part + reset its hidden
+// Computes hy = (1 - update) new + update hx, where new = tanh(input part + reset * hidden
 // part).
 void gru(float* hy, float* kept, const Gates& gates, const float* hx, const Shape& shape,
          int qpus);

@@ -11,7 +11,7 @@ struct Region {
   Int rows;
   Int columns;
 
-  // The constructor issues four requests. It receives the three values of the region and the value
+  // The constructor issues four requests, and receives the three values of the region and the value
   // at `entry`.
   template <typename T, typename U>
   Region(const Int& own, const Ptr<Int>& starts, const Ptr<Int>& row_counts,
@@ -28,7 +28,7 @@ struct Region {
 };
 
 // Calls body(place, inside) for each index in the regions of the lanes. `inside` is 1 if the
-// lane's region contains the index. Otherwise the index is that of the region's first element.
+// lane's region contains the index. If not, it is 0 and `place` is the region's first element.
 template <typename Body>
 void over_region(const Region& region, const Int& most_rows, const Int& most_columns,
                  const Int& width, Body body) {

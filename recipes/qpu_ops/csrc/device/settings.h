@@ -9,8 +9,8 @@ namespace torch_qpu {
 void set_qpus(int count);
 int qpus();
 
-// If this setting is on, the CPU computes operators whose operands contain Inf or NaN. Every
-// operand must then be read to check it.
+// If this setting is on, the CPU computes operators whose operands contain Inf or NaN. The
+// check must read every operand.
 void set_finite_only(bool on);
 bool is_finite_only();
 

@@ -16,7 +16,7 @@ namespace {
 
 using at::Tensor;
 
-// The elements of every dtype are aligned to their size. This constant is the maximum size.
+// The elements of every dtype are aligned to their size, which is at most kMaxItem bytes.
 constexpr std::size_t kMaxItem = 16;
 
 std::size_t rounded_up(std::size_t bytes) { return (bytes + 3) / 4 * 4; }

@@ -20,8 +20,8 @@ struct Extent {
 // Returns the range from a tensor's first element to its last element.
 Extent extent_of(const at::Tensor& t);
 
-// Returns a CPU storage that contains these bytes of a device storage. Its byte 0 is byte
-// staged_from(extent) of the device storage.
+// Returns a CPU storage that contains the bytes in `extent` of a device storage. Byte 0 of the CPU
+// storage is byte staged_from(extent) of the device storage.
 c10::Storage staged(const c10::Storage& storage, const Extent& extent);
 std::size_t staged_from(const Extent& extent);
 
