@@ -89,7 +89,7 @@ def pull(
 ) -> list[Pulled]:
     """Pull each configuration's system image; with ``verify``, only if all signatures and statements are valid.
 
-    Raises the same exceptions as ``registry.client.pull``, ConfigError if the key is not set, or SignatureRefused.
+    Raises the same exceptions as ``registry.client.pull``; ConfigError if the key is not set; or SignatureRefused.
     """
     if not verify:
         return client.pull(configs, registry=registry, tag=tag, user=user)
@@ -106,7 +106,7 @@ def pull(
 def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
     """Verify an image in a registry: all digests, the signature, the statements, and every layer's contents.
 
-    Raises UserError, ConfigError if there is no key, SignatureRefused, and the same exceptions as
+    Raises UserError; ConfigError if there is no key; SignatureRefused; or the same exceptions as
     ``registry.client.pull``.
     """
     wanted = reference.parse(name)
@@ -156,8 +156,8 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     """Verify a file: its signed statement, its provenance, and the format of a bill of materials.
 
     If a signed provenance also lists other products, those in the file's folder must match the provenance too. If
-    ``key`` or ``registry.public_key`` is set, the file must be signed. Raises SignatureRefused, ConfigError if a key is
-    needed but not set, ArtefactDamaged, or ArtefactMissing if there is nothing to verify the file with.
+    ``key`` or ``registry.public_key`` is set, the file must be signed. Raises SignatureRefused; ConfigError if a key is
+    needed but not set; ArtefactDamaged; or ArtefactMissing if there is nothing to verify the file with.
     """
     lines = []
     statement = provenance.path_for(path)

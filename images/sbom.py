@@ -105,7 +105,7 @@ def write(
     a line with the SHA-256 and file name of each Debian package; the SHA-256 is added to the package with the same name
     and version. ``epoch`` is the documents' time in Unix seconds.
 
-    Raises ArtefactMissing for a root without packages, ArtefactDamaged for an invalid document, or CommandFailed.
+    Raises ArtefactMissing for a root without packages; ArtefactDamaged for an invalid document; or CommandFailed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with files.scratch_folder(folder, "sbom") as scratch:

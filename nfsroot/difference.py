@@ -149,7 +149,8 @@ def _cell(text: str, size: int | None) -> str:
 def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
     """Return the differences between two systems. A name is a path (relative to ``folder``) or an image's name.
 
-    Raises UserError if a name does not denote a system, ArtefactMissing, PlatformMismatch or EngineUnavailable.
+    Raises UserError if a name does not denote a system; otherwise ArtefactMissing, PlatformMismatch or
+    EngineUnavailable.
     """
     before, after = (read(config, name, folder) for name in (old, new))
     both = before.files is not None and after.files is not None

@@ -202,7 +202,7 @@ def inside(root: Path, path: str) -> Path:
         if waiting and here.is_symlink():
             followed += 1
             if followed > _SYMLINK_LIMIT:
-                raise OSError(f"{path}: too many links in {root}")
+                raise OSError(f"{path}: too many levels of symbolic links in {root}")
             target = PurePosixPath(os.readlink(here))
             if target.is_absolute():
                 resolved = []
@@ -221,7 +221,7 @@ def follow(root: Path, path: str) -> Path:
         target = os.readlink(found)
         parent = "/" + str(found.parent.relative_to(root))
         path = target if target.startswith("/") else f"{parent}/{target}"
-    raise OSError(f"{path}: too many links in {root}")
+    raise OSError(f"{path}: too many levels of symbolic links in {root}")
 
 
 def architectures_of(root: Path) -> list[str]:

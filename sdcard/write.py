@@ -71,7 +71,7 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
     if listed["type"] not in ("disk", "loop"):
         raise UserError(
             f"{device} is not a whole device",
-            expected="a whole device, which contains all its partitions",
+            expected="a whole device, not a partition",
             found=f"type {listed['type']}",
             fix=f"pass the whole device instead of a part of it; {names}",
         )

@@ -249,8 +249,8 @@ def run(
     ``on_line`` is called with each line as it is written; the command and its full output are appended to ``log``. If
     ``merge_stderr`` is false, only stdout is returned, and stderr is used only in error messages.
 
-    Raises ProgramMissing, UserError if the kernel cannot execute the program's format, CommandFailed, or
-    CommandTimedOut after ``limit_s`` seconds. If ``check`` is false, CommandFailed is raised only for a program that
+    Raises ProgramMissing; UserError if the kernel does not support the program's format; CommandFailed if the command
+    fails; or CommandTimedOut after ``limit_s`` seconds. If ``check`` is false, CommandFailed is raised only for a program that
     cannot be started.
     """
     words = tuple(os.fspath(part) for part in argv)

@@ -21,7 +21,7 @@ from wheels.pip import run_pip
 def download(requirement: str, folder: Path, target: Architecture, suite: Suite, log: Path) -> Path:
     """Download the wheel that satisfies a requirement and fits the target, without dependencies.
 
-    Raises SourceUnavailable if the index has no such wheel, NetworkUnreachable or CommandFailed.
+    Raises SourceUnavailable if the index has no such wheel; otherwise NetworkUnreachable or CommandFailed.
     """
 
     def unfound(missing: str) -> SourceUnavailable:

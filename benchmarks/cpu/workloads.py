@@ -1,4 +1,4 @@
-"""The workloads of the benchmark ``cpu``, and the marks around them. The target's Python runs this script.
+"""The workloads of the benchmark ``cpu``, with a marker at the start and end of each. The target's Python runs this.
 
     python3 workloads.py ROWS.json
 

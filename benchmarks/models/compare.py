@@ -49,7 +49,7 @@ class Cell:
 def measure(workspace: Workspace) -> Result:
     """Compile the models for the target, then count their instructions and measure their times under emulation.
 
-    Raises ArtefactMissing if there is no torch wheel, CommandFailed, and the errors from compiling a model.
+    Raises ArtefactMissing if there is no torch wheel; CommandFailed; or the errors from compiling a model.
     """
     require_root("to unpack the root filesystem and the tools", "./inv bench --name=models")
     config = workspace.user

@@ -91,7 +91,7 @@ class Outcome:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The result counts, without tests that were moved to other boards."""
+        """The number of tests for each result, without tests that were moved to other boards."""
         results = self.document.get("results", {})
         counted = {name: int(results.get(name, 0)) for name in _COUNTS}
         if self.document and self.moved:

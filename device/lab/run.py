@@ -83,7 +83,7 @@ def _tags(tag: str) -> dict[str, str]:
     """The tags of the boards that ``--tag`` selects. Raises UserError if ``tag`` is not ``NAME=VALUE``."""
     if not re.fullmatch(r"[a-z][a-z0-9_]+=[a-z0-9_.-]+", tag):
         raise UserError(
-            "the value of --tag is not a tag",
+            "the value of --tag has the wrong form",
             expected="NAME=VALUE",
             found=repr(tag),
             fix="pass, for example, --tag=model=pi3",

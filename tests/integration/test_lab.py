@@ -323,9 +323,9 @@ def test_options_that_exclude_each_other_are_refused(words: list[str], fault: st
 
 
 def test_an_invalid_tag_is_refused(config: Config) -> None:
-    with pytest.raises(UserError, match="--tag is not a tag"):
+    with pytest.raises(UserError, match="--tag has the wrong form"):
         run.on_tagged(config, "pi3", run.How())
-    with pytest.raises(UserError, match="--tag is not a tag"):
+    with pytest.raises(UserError, match="--tag has the wrong form"):
         run.on_shards(config, "pi3", run.How())
 
 

@@ -112,7 +112,7 @@ struct Qpu {
   UniformStream uniforms;
   Dma load;
   Dma store;
-  // Accumulators as they were before the instruction with need::kKeepOld.
+  // The accumulators before the last instruction that has need::kKeepOld.
   std::array<Vector, 6> old{};
   std::array<PoisonNumber, slot::kRegisters> poison{};
   std::uint32_t poisoned = 0;       // number of poisoned registers
