@@ -250,8 +250,8 @@ def run(
     ``merge_stderr`` is false, only stdout is returned, and stderr is used only in error messages.
 
     Raises ProgramMissing; UserError if the kernel does not support the program's format; CommandFailed if the command
-    fails; or CommandTimedOut after ``limit_s`` seconds. If ``check`` is false, CommandFailed is raised only for a program that
-    cannot be started.
+    fails; or CommandTimedOut after ``limit_s`` seconds. If ``check`` is false, CommandFailed is raised only for a
+    program that cannot be started.
     """
     words = tuple(os.fspath(part) for part in argv)
     began = time.monotonic()

@@ -1,4 +1,6 @@
-"""The workloads of the benchmark ``cpu``, with a marker at the start and end of each. The target's Python runs this.
+"""The workloads of the benchmark ``cpu``, with a marker at the start and end of each.
+
+The target's Python runs this script:
 
     python3 workloads.py ROWS.json
 
