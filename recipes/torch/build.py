@@ -450,7 +450,7 @@ class Builder:
 
         Raises CommandFailed if the command fails, unless ``check`` is false. Raises DiskFull if the disk is full, and
         CommandFailed with a specific message if memory runs out. If the command fails and the disk was almost full
-        meanwhile, this is reported as the cause, even if the output does not mention it.
+        while it ran, raises DiskFull even if the output does not mention the disk.
         """
         full: list[str] = []
         killed: list[str] = []
