@@ -758,7 +758,7 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
 }
 
 TEST_CASE("a barrier synchronises 12 QPUs") {
-  // Each QPU writes its own row. After the barrier, it stores the row of the next QPU.
+  // Each QPU writes its own row and, after the barrier, stores the row of the next QPU.
   Code code;
   code << move(toR(0), ra(kUniform)) << move(toR(3), ra(kUniform));
   code.set(toR(1), 0xa00);
