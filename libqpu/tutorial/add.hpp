@@ -58,7 +58,7 @@ inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
       gather(q + 16 * j);
     }
     For (Int block = me(), block < blocks, block = block + numQPUs())
-      // Advance if there is another block for this QPU. Otherwise request the same block again.
+      // Advance if there is another block for this QPU; otherwise, request the same block again.
       Int onward = step & ((block + numQPUs() - blocks) >> 31);
       p = p + onward;
       q = q + onward;

@@ -320,7 +320,7 @@ class Preparation {
     }
   }
 
-  // Returns the number of a constant vector. Its elements can differ from each other.
+  // Returns the number of a constant vector, whose elements can differ from each other.
   std::uint16_t constant(const Vector& v) {
     const auto known = constants_.find(v.e);
     if (known != constants_.end()) return known->second;

@@ -1,8 +1,8 @@
 // Large products in which the rows of `b` are contiguous. All QPUs except the first compute tiles
-// of 8 rows by 64 columns, one below the other. The first QPU loads `b` for them into the VPM by
-// DMA, in blocks of 8 rows. `b` is therefore transferred over the bus only once, and the
-// computing QPUs need neither requests nor addresses for it. Each half of the VPM contains a
-// block. One block is read while the other block is loaded.
+// of 8 rows by 64 columns, one below the other. The first QPU loads `b` for the others into the VPM
+// by DMA, in blocks of 8 rows. `b` is therefore transferred over the bus only once, and the
+// computing QPUs need neither requests nor addresses for it. Each half of the VPM contains a block.
+// One block is read while the other block is loaded.
 //
 // A request for `a` loads 16 values of k in one row. These values form a cache line that is not
 // requested again. `a` therefore need not be copied, regardless of the distance between its rows.

@@ -47,8 +47,8 @@ class Heap {
 
  private:
   Heap();
-  // These functions allocate the memory of a block. They throw AllocationError with a message
-  // that starts with `what`.
+  // These functions allocate the memory of a block. The functions throw AllocationError with a
+  // message that starts with `what`.
   static void takeHostMemory(Block& block, const std::string& what);
   void takeDeviceMemory(Block& block, const std::string& what);
   // Returns the start of a free range of `bytes` bytes, or 0 if there is none. The caller must hold
