@@ -1,5 +1,5 @@
-// Fuzzes the decoder, the disassembler and the verifier with arbitrary words. None of them may
-// crash, and encoding or assembling their results must produce the same words.
+// Fuzzes the decoder, the disassembler and the verifier with arbitrary words. No word may cause a
+// crash. Encoding a decoded word or assembling a disassembled word must produce the original word.
 #include <cstdint>
 #include <cstring>
 #include <string>

@@ -1,6 +1,6 @@
 // Generates a kernel from bytes through the language's public interface. A byte selects an operator
 // or a statement, and the bytes after it select the operands. Most kernels are valid, so that many
-// of them can be run. The highest byte values misuse the language.
+// of them can be run. The highest byte values select a misuse of the language.
 #ifndef QPU_FUZZ_KERNEL_MAKER_HPP
 #define QPU_FUZZ_KERNEL_MAKER_HPP
 

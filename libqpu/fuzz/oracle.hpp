@@ -35,7 +35,8 @@ inline Word rotateBits(Word a, Word n) {
   return static_cast<Word>(twice >> (n % 32));
 }
 
-// A float as sign * significand * 2^exponent. The significand is 0 for zero and for denormals.
+// A float, represented as sign * significand * 2^exponent. The significand is 0 for zero and for
+// denormals.
 struct Parts {
   bool negative = false;
   std::uint64_t significand = 0;
@@ -74,7 +75,7 @@ inline Word sum(Word a, Word b) {
     large = small;
     small = other;
   }
-  // If an operand is this many bits below the last bit of the other operand, it affects only the
+  // An operand that is this many bits below the last bit of the other operand affects only the
   // direction of rounding.
   constexpr int kFar = 36;
   if (large.exponent - small.exponent > kFar) small = {small.negative, 1, large.exponent - kFar};
@@ -96,8 +97,8 @@ inline std::int64_t rank(Word x) { return x >= kSignBit ? -std::int64_t{x - kSig
 inline Word smaller(Word a, Word b) { return rank(a) <= rank(b) ? a : b; }
 inline Word larger(Word a, Word b) { return rank(a) >= rank(b) ? a : b; }
 inline Word magnitude(Word a) { return a % kSignBit; }
-// Returns -1, 0 or 1. The sign of the difference would be wrong where the difference is too small
-// for a normal float.
+// Returns -1, 0 or 1. The function does not use the sign of the difference, because a difference
+// that is too small for a normal float becomes 0.
 inline int compareFloats(Word a, Word b) { return rank(a) < rank(b) ? -1 : rank(a) > rank(b) ? 1 : 0; }
 
 inline Word toFloat(Word a) {

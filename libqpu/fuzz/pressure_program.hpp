@@ -28,8 +28,8 @@ enum class Op : std::uint8_t {
   Any, All, Both, Either, Neither
 };
 
-// The functions that Op::Special applies to the low bits of its operand. Their results are exact,
-// because they do not depend on the low bits of the special function unit's results.
+// The functions that Op::Special applies to the low bits of its operand. The functions' results are
+// exact, because they do not depend on the low bits of the special function unit's results.
 enum SpecialKind : std::uint8_t { kRecip, kRootRecip, kExponential, kLogarithm, kSpecialKinds };
 
 struct Expression {

@@ -209,7 +209,7 @@ TEST_CASE("float comparisons use sign and magnitude of the bits") {
   CHECK(truth(bitsOf(-1.5F), bitsOf(-1.5F)) == 0b011010);
   CHECK(truth(0x80000000, 0x00000000) == 0b011010);  // -0 equals +0
   CHECK(truth(0x00000001, 0x00000000) == 0b000111);  // a denormal is not equal to zero
-  // Not equal, although their difference is flushed to zero.
+  // These floats are not equal, although their difference is flushed to zero.
   CHECK(truth(0x00800001, 0x00800000) == 0b000111);
   CHECK(truth(0x7f7fffff, 0xff7fffff) == 0b000111);  // not equal, although their difference is Inf
   // An infinity equals itself, and is ordered beyond all finite floats with the same sign.

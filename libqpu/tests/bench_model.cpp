@@ -1,7 +1,7 @@
 // Compares the emulator's cycle model with published measurements of programs on the QPUs of a
 // Raspberry Pi. Prints the time in the model divided by the measured time, and the range of this
 // ratio when all parameters are at the bounds of their ranges. These figures are results of the
-// model. This project has not measured any of them on hardware.
+// model. This project has not measured any of these figures on hardware.
 #include <cstdio>
 
 #include "tests/published.hpp"

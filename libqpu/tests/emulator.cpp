@@ -736,7 +736,7 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
       const std::uint32_t b = in(16 * row + (j + 1) / 4) >> 8 * ((j + 1) % 4) & 0xffU;
       CHECK((out[16 * (9 + row) + j / 4] >> 8 * (j % 4) & 0xffU) == b);
     }
-  // The other direction: store a column, a packed block and halfwords.
+  // Test the other direction: store a column, a packed block and halfwords.
   Code code;
   code.set(toA(address::kVpmSetup), loadPitch(64)).dmaLoad(loadSetup(16, 16, 0), kIn);
   code.dmaStore(storeSetup(1, 16, 0, 3, false), kOut);
@@ -758,7 +758,7 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
 }
 
 TEST_CASE("a barrier synchronises 12 QPUs") {
-  // Each QPU writes its own row. After the barrier, it stores the row of the next QPU.
+  // Each QPU writes its own row and, after the barrier, stores the row of the next QPU.
   Code code;
   code << move(toR(0), ra(kUniform)) << move(toR(3), ra(kUniform));
   code.set(toR(1), 0xa00);

@@ -437,7 +437,7 @@ TEST_CASE("DMA without a wait is an error") {
   says(errorOf(then(fetch, {load(toB(address::kVpmSetup), storeSetup(1, 16, 1)),
                             load(toB(address::kDmaAddress), kOut)})),
        "a DMA store uses VPM words of a DMA load");
-  // These words of a store are read before the wait.
+  // The words that a DMA store writes are read before the wait.
   says(errorOf(then(store, {load(toR(0), kOut), tmu(), signal(Signal::LoadTmu0),
                             move(toR(1), r(4)), add(AddOp::Add, toR(1), r(4), r(0))})),
        "which might not have been written yet by QPU 0, instruction 5");
@@ -465,7 +465,7 @@ TEST_CASE("deadlocks and unbalanced semaphores are errors") {
 
 TEST_CASE("unordered writes of one word by two QPUs are errors") {
   const auto program = [](bool ordered, bool memory) {
-    // QPU 0 writes first. If `ordered` is true, the other QPU waits for it.
+    // QPU 0 writes first. If `ordered` is true, the other QPU waits for this write.
     Code code;
     code << move(toR(0), ra(kUniform));
     code << flags(move(to(address::kNop), r(0)));

@@ -86,8 +86,8 @@ Work profiled() {
   return work;
 }
 
-// Fails while it holds the mutex, a semaphore is not 0, a TMU contains a result and a DMA
-// transfer is running.
+// Runs a program that fails in this state: the QPU holds the mutex, a semaphore is not 0, a TMU
+// contains a result, and a DMA transfer is running.
 void failInTheMiddle() {
   Code code;
   code.set(toR(0), kIn) << move(to(address::kTmu0S), r(0)) << semaphore(2, false);

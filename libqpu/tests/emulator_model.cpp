@@ -38,7 +38,7 @@ double dmaRate(bool load, int rows, int words = 16) {
       run(code, setting).report);
 }
 
-// Reads `lines` cache lines that are `bytes` apart. Reads them twice and waits for each load. r2
+// Reads `lines` cache lines that are `bytes` apart in two passes, and waits for each load. r2
 // contains the address.
 Report reads(int lines, std::uint32_t bytes) {
   Code code;
@@ -58,7 +58,7 @@ Report reads(int lines, std::uint32_t bytes) {
   return run(code, setting).report;
 }
 
-// 12 QPUs read equal parts of 3 MB. Each has four 16-word requests in flight.
+// 12 QPUs read equal parts of 3 MB. Each QPU has four 16-word requests in flight.
 Code stream(int lines) {
   Code code;
   code << add(AddOp::Shl, toR(2), ra(address::kElementNumber), imm(2));

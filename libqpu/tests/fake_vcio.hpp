@@ -1,6 +1,6 @@
-// A simulated Raspberry Pi. It implements the runtime's interface to the operating system:
-// /dev/vcio with its firmware, GPU memory through /dev/mem, and the registers of the V3D.
-// Processes that are forked later share its state.
+// A simulated Raspberry Pi, which implements the runtime's interface to the operating system:
+// /dev/vcio with its firmware, GPU memory through /dev/mem, and the registers of the V3D. Processes
+// that are forked later share the simulated Pi's state.
 #ifndef TESTS_FAKE_VCIO_HPP
 #define TESTS_FAKE_VCIO_HPP
 
@@ -47,7 +47,7 @@ class FakeVcio final : public qpu::runtime::Os {
   bool queueOverflows = false;
   bool stuckAfterTimeOut = false;   // after the QPUs have been disabled once, enabling them fails
   std::uint32_t kernelLimitMs = 0;  // time limit for a call; 0 means no limit
-  // Runs the launched programs and returns how they ended. If it is not set, the emulator runs
+  // Runs the launched programs and returns how they ended. If `runs` is not set, the emulator runs
   // the programs.
   std::function<Ends(const std::vector<Launched>&)> runs;
   std::string fault;  // error of a program on the emulator; a program with an error does not end
@@ -102,8 +102,8 @@ class FakeVcio final : public qpu::runtime::Os {
   int opened_ = 0;
 };
 
-// A temporary directory that contains the system files of a Pi. QPU_STATE_DIR is set to a folder
-// in it.
+// A temporary directory that contains the system files of a Pi. QPU_STATE_DIR is set to a folder in
+// this directory.
 class FakeTree {
  public:
   explicit FakeTree(const std::string& soc = "bcm2837");

@@ -11,7 +11,7 @@
 
 namespace test {
 
-// A temporary folder. It is removed with its contents when the object is destroyed.
+// A temporary folder, which is removed with its contents when the object is destroyed.
 struct Folder {
   Folder() {
     std::string pattern = (std::filesystem::temp_directory_path() / "qpu-test-XXXXXX").string();

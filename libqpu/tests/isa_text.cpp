@@ -186,8 +186,8 @@ TEST_CASE("every word survives disassembly with all fields") {
   std::mt19937_64 random(5);
   int valid = 0;
   for (int n = 0; n < 600000; ++n) {
-    // The word consists of random bits or of random field values. Random field values are valid
-    // more often.
+    // The word consists of random bits or of random field values. Random field values form a valid
+    // instruction more often.
     Word word = n % 3 == 0 ? random() : encode(anyFields(random));
     // These words are branches and loads of immediates with random fields. Their reserved bits
     // are 0.

@@ -373,7 +373,7 @@ TEST_CASE("matmul works for any shape, stride and beta") {
   for (int i = 0; i < 120; ++i)
     checkMatmul({dice(1, 40), dice(1, 150), dice(1, 70)}, dice(0, 2) == 0, dice(0, 2) == 0);
   checkMatmul({100, 100, 100});
-  // These products are so wide that a is copied.
+  // These products are so wide that `a` is copied.
   for (int i = 0; i < 6; ++i)
     checkMatmul({dice(8, 50), dice(256, 300), dice(64, 100)}, i % 2 == 0, i % 3 == 0);
 }

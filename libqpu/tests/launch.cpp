@@ -1,5 +1,5 @@
-// Tests kernels on the hardware backends. The Raspberry Pi is a test double. It runs the launched
-// programs on the emulator.
+// Tests kernels on the hardware backends. The Raspberry Pi is a test double, which runs the
+// launched programs on the emulator.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>

@@ -278,8 +278,8 @@ TEST_CASE("optimisation keeps requests in flight") {
     double some, full;  // maximum clocks at levels 1 and 2 with the slow model, relative to level 0
   };
   // The measured ratios for 1 to 12 QPUs, with a margin of 0.5 %, because they also depend on the
-  // arrays' addresses. At level 2, they exceed 1 on 3, 4 and 8 to 12 QPUs; the highest one is
-  // 1.048, on 12 QPUs.
+  // arrays' addresses. At level 2, the ratios exceed 1 on 3, 4 and 8 to 12 QPUs; the highest ratio
+  // is 1.048, on 12 QPUs.
   static constexpr std::array<Limits, 12> kLimits = {{{1, 1},
                                                       {1, 1},
                                                       {1.047, 1.034},

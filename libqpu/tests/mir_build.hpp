@@ -324,9 +324,9 @@ class Random : public Builder {
   std::array<int, 2> outstanding_{};
 };
 
-// Returns the loop of a matrix product with `steps` steps per iteration. A step updates `rows` x
-// `vectors` sums. It broadcasts `rows` elements of one vector and multiplies `vectors` vectors by
-// them.
+// Returns the loop of a matrix product with `steps` steps per iteration. A step broadcasts `rows`
+// elements of one vector, multiplies `vectors` vectors by them, and updates `rows` x `vectors`
+// sums.
 inline Function matrixBlock(int rows, int vectors, int steps) {
   Builder b;
   b.f.usesTwoTmus = true;

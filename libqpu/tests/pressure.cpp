@@ -1,7 +1,7 @@
 // Tests kernels that the fuzzer can generate. The first kind has more live vectors than there are
 // registers. The second kind comes from kernel_maker.hpp; for these kernels, only the clocks are
-// compared. QPU_FUZZ_KERNELS sets how many kernels of the first kind are tested, and
-// QPU_FUZZ_FIRST sets the number of the first of them.
+// compared. QPU_FUZZ_KERNELS sets how many kernels of the first kind are tested, and QPU_FUZZ_FIRST
+// sets the number of the first kernel.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
@@ -117,8 +117,8 @@ TEST_CASE("the expected order of floats is exact") {
   CHECK(fuzz::oracle::compareFloats(negative, 0) < 0);
 }
 
-// The code of these kernels with the lowest cost uses the busier DMA engine for about as long as
-// the code of level 0 does. On several QPUs, which wait for this engine, it is slower.
+// For these kernels, the code with the lowest cost uses the busier DMA engine for about as long as
+// the code of level 0 does. On several QPUs, which wait for this engine, that code is slower.
 TEST_CASE("kernels once slower at level 2 are not slower") {
   for (const std::uint32_t number : {2078U, 2909U, 3801U, 4969U, 5390U}) {
     CAPTURE(number);

@@ -35,7 +35,7 @@ struct StoreWords {
 };
 constexpr StoreWords storeWords{};
 
-// The matrix-vector multiplication of the course project. It computes 16 partial sums for each
+// The matrix-vector multiplication of the course project, which computes 16 partial sums for each
 // row.
 inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<Float> sums) {
   naive::rowSums(rows, columns, a, x, sums, storeWords);

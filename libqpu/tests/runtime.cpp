@@ -430,7 +430,7 @@ TEST_CASE("fatal signals and exit() disable the QPUs") {
     const int status = inChild([&] {
       (void)::signal(SIGINT, SIG_DFL);
       for (const int s : {SIGTERM, SIGSEGV, SIGABRT}) (void)::signal(s, SIG_DFL);
-      // As in programs of users, these static objects still exist when the process ends.
+      // As in users' programs, these static objects still exist when the process ends.
       static const qpu::runtime::WithHost* host = nullptr;
       static const GpuMemory* memory = nullptr;
       host = new qpu::runtime::WithHost(tree.host(pi));

@@ -71,7 +71,7 @@ TEST_CASE("addresses in a loop become induction variables") {
   const std::vector<Operation> after = inLoops(compiled(sumUp));
   CHECK(count(after, AddOp::Shl) == 0);
   // The loop has two requests, two receives, two sums, two additions to addresses, an addition to
-  // the counter, and its test.
+  // the counter, and the counter's test.
   CHECK(after.size() == 10);
   CHECK(count(after, Op::Move) == 0);
 }

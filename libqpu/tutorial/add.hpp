@@ -18,8 +18,8 @@ inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
 }
 
 // Each QPU requests the next 16 numbers before it receives the current ones, and it does not wait
-// for stores. It issues one more request than necessary; `last` keeps the addresses of this request
-// inside the arrays.
+// for stores. Each QPU issues one more request than necessary; `last` keeps the addresses of this
+// request inside the arrays.
 inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int step = numQPUs() << 4;
   Int last = n - 16;
@@ -43,9 +43,9 @@ inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   End
 }
 
-// Each QPU processes four vectors at a time. It has eight requests in flight, and stores the four
+// Each QPU processes four vectors at a time, has eight requests in flight, and stores the four
 // results from its own VPM rows with one DMA transfer. The remaining elements are processed as
-// single vectors. The last of these may be incomplete, so n can be any number.
+// single vectors. The last vector may be incomplete, so n can be any number.
 inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int blocks = n >> 6;
   Int step = numQPUs() << 6;
@@ -58,7 +58,7 @@ inline void addBursts(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
       gather(q + 16 * j);
     }
     For (Int block = me(), block < blocks, block = block + numQPUs())
-      // Advance if there is another block for this QPU. Otherwise request the same block again.
+      // Advance if there is another block for this QPU; otherwise, request the same block again.
       Int onward = step & ((block + numQPUs() - blocks) >> 31);
       p = p + onward;
       q = q + onward;

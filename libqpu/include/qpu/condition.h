@@ -16,11 +16,11 @@ class BoolExpr {
   detail::Node node_;
 };
 
-// A single boolean for the whole vector. If, While and For branch on it.
+// A single boolean for the whole vector. If, While and For branch on a Cond.
 class Cond {
  public:
   explicit Cond(detail::FromNode n) : node_(n.node) {}
-  // Converts a comparison to a condition, as any() does: `For (Int i = 0, i < n, ...)`.
+  // Converts a comparison to a condition, as any() does; example: `For (Int i = 0, i < n, ...)`.
   Cond(const BoolExpr& b)
       : node_(detail::unary(detail::Op::Any, detail::Type::Scalar, b.node())) {}
   detail::Node node() const { return node_; }

@@ -21,7 +21,7 @@ struct Cycles {
   std::uint64_t memoryReadBytes;
   std::uint64_t memoryWriteBytes;
   std::uint64_t launches;
-  // The additional times that `launches` launches take on vc4-registers and on vc4-mailbox.
+  // The time that these launches would add on vc4-registers or on vc4-mailbox.
   double registersLaunchSeconds;
   double mailboxLaunchSeconds;
 

@@ -89,8 +89,8 @@ struct MakeIndices<0, I...> {
 
 // Passes a parameter variable to the kernel function. If the function takes the variable by
 // value, the variable is constructed in place, because a copy would be recorded as a statement of
-// the kernel. If the function takes it by reference, this object holds the variable while the
-// function runs.
+// the kernel. If the function takes the variable by reference, this object holds the variable while
+// the function runs.
 template <typename T>
 struct Parameter {
   Node node;
@@ -116,8 +116,8 @@ struct Call {
 }  // namespace detail
 
 // A compiled kernel. Copies of the object share the program, but each copy has its own QPU count.
-// Several threads can call kernels at the same time. They can even call the same Kernel object if
-// no thread changes the object's QPU count during these calls.
+// Several threads can call kernels at the same time. Threads can even call the same Kernel object
+// if no thread changes the object's QPU count during these calls.
 template <typename... Ts>
 class Kernel {
  public:
@@ -143,8 +143,8 @@ class Kernel {
     return text.get();
   }
   void dump(std::FILE* file = stdout) const { (void)std::fputs(listing().c_str(), file); }
-  // Enables or disables execution and stall counters for each instruction. They apply to later
-  // calls on the emulator and make these calls slower.
+  // Enables or disables execution and stall counters for each instruction. The counters apply to
+  // later calls on the emulator and make these calls slower.
   void setProfiling(bool on) { profiling_ = on; }
   // Returns the statistics of the most recent emulator call through any copy of this kernel.
   Cycles cycles() const { return detail::programCycles(*program_); }
@@ -160,7 +160,7 @@ class Kernel {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
     detail::launch(*program_, qpus_, uniforms.data(), sizeof...(Ts), profiling_);
   }
-  // The same as operator(). Programs that were written for QPULib also use this name.
+  // The same as operator(), under the name that programs for QPULib also use.
   void call(typename detail::Argument<Ts>::Host... arguments) const { (*this)(arguments...); }
 
  private:

@@ -39,7 +39,7 @@ QPU_API void clamp(Floats out, Floats a, float low, float high, int n, int qpus 
 QPU_API void exp(Floats out, Floats a, int n, int qpus = 0);
 // The error is at most 4 ulp. The result is 0 for 0 and denormals, and NaN for negative numbers.
 QPU_API void sqrt(Floats out, Floats a, int n, int qpus = 0);
-// The error of both functions is at most 8 ulp.
+// The errors of sigmoid and tanh are at most 8 ulp.
 QPU_API void sigmoid(Floats out, Floats a, int n, int qpus = 0);
 QPU_API void tanh(Floats out, Floats a, int n, int qpus = 0);
 

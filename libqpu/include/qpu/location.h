@@ -16,7 +16,7 @@ struct Location {
 
 }  // namespace qpu
 
-// As a default argument, this expression gives the caller's location. Requires GCC 4.8 or Clang 9.
+// Used as a default argument, QPU_HERE gives the caller's location. Requires GCC 4.8 or Clang 9.
 #define QPU_HERE ::qpu::Location(__builtin_FILE(), __builtin_LINE())
 
 #endif

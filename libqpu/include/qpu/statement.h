@@ -44,8 +44,8 @@ void receive(Ptr<T>& x, Location where = QPU_HERE) {
   detail::receive(x.node(), where);
 }
 
-// Stores 16 consecutive words, starting at the first address in p, without waiting. A later store
-// waits until this one is complete.
+// Stores 16 consecutive words, starting at the first address in p, without waiting. Any later store
+// waits until this store is complete.
 inline void store(const IntExpr& x, const PtrExpr<Int>& p, Location where = QPU_HERE) {
   detail::store(x.node(), p.node(), false, where);
 }
@@ -81,8 +81,8 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
 // are slow: a load becomes up to 16 loads and 16 rotations, and a store becomes 16 one-word stores.
 // To iterate over an array, gather(p + index() * 2) is faster.
 //
-// Programs for QPULib use these functions, but QPULib's documentation does not define what they
-// do. Here, the stride is the distance from the end of one element to the start of the next, as in
+// Programs for QPULib use these functions, but QPULib's documentation does not define what they do.
+// In libqpu, the stride is the distance from the end of one element to the start of the next, as in
 // dmaSetWriteStride(), but measured in elements.
 inline void setReadStride(int elements, Location where = QPU_HERE) {
   detail::readStride(elements, where);
@@ -113,7 +113,7 @@ void Print(const PtrExpr<T>& x, Location where = QPU_HERE) {
   detail::printVector(x.node(), detail::Type::Address, where);
 }
 
-// All QPUs share the semaphores 0..15. Each semaphore counts from 0 to 15. The value is 0 when a
+// All QPUs share the semaphores 0..15. Each semaphore counts from 0 to 15. A semaphore is 0 when a
 // kernel starts, and must be 0 again when the kernel ends. semaInc waits while the value is 15, and
 // semaDec waits while the value is 0.
 inline void semaInc(int semaphore, Location where = QPU_HERE) {

@@ -3,8 +3,8 @@
 // separately.
 //
 // The kernels in qpu/kernels.h use this header, and other kernels can also use it. Unlike the other
-// headers, this header requires C++17. Include it after the headers of other libraries, because it
-// defines macros with common names.
+// headers, this header requires C++17. Include this header after the headers of other libraries,
+// because it defines macros with common names.
 #ifndef QPU_STREAM_H
 #define QPU_STREAM_H
 
@@ -68,10 +68,10 @@ void evenReceive() {
 }
 
 // Iterates over n elements of the arrays `in`, in blocks of `Length` vectors. For each block that
-// belongs to this worker, calls vector(j, x) for each j, where x contains vector j of the block for
-// each array, and then block(first), where `first` is the index of the block's first element. For
-// the elements after the last complete block, calls tail(x, first, count) with up to 16 elements at
-// a time. The elements of x from index `count` on are copies of the last valid element.
+// belongs to this worker, calls vector(j, x) for each vector number j, and then block(first). x
+// contains vector j from each array, and `first` is the index of the block's first element. For the
+// elements after the last complete block, calls tail(x, first, count) with up to 16 elements at a
+// time. The elements of x from index `count` on are copies of the last valid element.
 template <std::size_t N, int Length, typename OnVector, typename OnBlock, typename OnTail>
 void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntExpr& workers,
           OnVector vector, OnBlock block, OnTail tail) {

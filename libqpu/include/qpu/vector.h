@@ -1,5 +1,5 @@
-// The vector types of the kernel language: Int, Float and Ptr<T>. Each holds 16 elements of 32
-// bits. A kernel function that uses these types records a program when it runs.
+// The vector types of the kernel language: Int, Float and Ptr<T>. Each vector holds 16 elements of
+// 32 bits. A kernel function that uses these types records a program when it runs.
 #ifndef QPU_VECTOR_H
 #define QPU_VECTOR_H
 
@@ -103,9 +103,9 @@ struct Element<Ptr<T> > {
 
 }  // namespace detail
 
-// The expressions *p and p[i]. Used as a value, the expression loads 16 consecutive words,
-// starting at the first address in p. Used as the target of an assignment, it stores 16 words at
-// that address and waits until they are written.
+// The expressions *p and p[i]. Reading *p loads 16 consecutive words, starting at the first address
+// in p. Assigning to *p stores 16 words, starting at the same address, and waits until they are
+// written.
 template <typename T>
 class Deref : public detail::Element<T>::Expr {
   typedef typename detail::Element<T>::Expr Expr;
@@ -234,12 +234,12 @@ inline FloatExpr max(const FloatExpr& a, const FloatExpr& b) {
 // Clears the sign bit. Denormals remain denormal.
 inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FMaxAbs, a, a); }
 
-// Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x and log2(|x|). For x = 0 their
-// results are Inf, Inf, about 1 and -Inf. The typical relative error is 3e-5, and the maximum is
-// 1e-4. For log2 results below 1, these figures are absolute errors. Except for log2, even
-// results that are powers of two are not exact. The interpreter and the emulator produce identical
-// bits, but a board produces different bits. qpu/math.h has functions with errors of a few ulp.
-// Source: samples and hardware tests published by VC4C and py-videocore.
+// Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x and log2(|x|). For x = 0, 1/x and
+// 1/sqrt(|x|) are Inf, 2^x is about 1, and log2(|x|) is -Inf. The typical relative error is 3e-5,
+// and the maximum is 1e-4. For log2 results below 1, these figures are absolute errors. Except for
+// log2, even results that are powers of two are not exact. The interpreter and the emulator produce
+// identical bits, but a board produces different bits. qpu/math.h has functions with errors of a
+// few ulp. Source: samples and hardware tests published by VC4C and py-videocore.
 inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }
 inline FloatExpr rsqrt(const FloatExpr& a) { return detail::floatOp(detail::Op::RecipSqrt, a); }
 inline FloatExpr exp2(const FloatExpr& a) { return detail::floatOp(detail::Op::Exp2, a); }
@@ -259,7 +259,7 @@ inline IntExpr toInt(const FloatExpr& a) {
 }
 
 // Moves element i to position (i + n) mod 16. An amount of 1 rotates right by one element, and 15
-// rotates left by one. Only the low four bits of n's element 0 are used.
+// rotates left by one. Only the low four bits of element 0 of n are used.
 inline IntExpr rotate(const IntExpr& a, const IntExpr& n) {
   return detail::intOp(detail::Op::Rotate, a, n);
 }

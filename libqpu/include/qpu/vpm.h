@@ -1,5 +1,5 @@
-// Direct access to the VPM and its two DMA engines. The VPM is a window of 64 rows by 16 columns
-// of 32-bit words. All QPUs share it, so use separate rows for each QPU, or order the accesses
+// Direct access to the VPM and its two DMA engines. The VPM is a window of 64 rows by 16 columns of
+// 32-bit words. All QPUs share the VPM, so use separate rows for each QPU, or order the accesses
 // with semaphores. Manual: section 7, VPM and VCD/VDW.
 //
 // A DMA address in the VPM is a word number: 16 * row + column. The address of a HORIZ vector is
@@ -28,11 +28,11 @@ inline Direction direction(VPMDirection d) {
 inline void dmaSetReadPitch(const IntExpr& bytes, Location where = QPU_HERE) {
   detail::dmaReadPitch(bytes.node(), where);
 }
-// Sets up a DMA read of numRows (1..16) memory rows with rowLength (1..16) words each. In the
-// VPM, each row starts vpmPitch (1..16) VPM rows after the previous one, for both HORIZ and VERT.
+// Sets up a DMA read of numRows (1..16) memory rows with rowLength (1..16) words each. In the VPM,
+// each memory row starts vpmPitch (1..16) VPM rows after the previous one, for both HORIZ and VERT.
 // VERT with rowLength 1 therefore fills a single column with one word from each memory row, and
-// VERT with vpmPitch 16 places the columns one below the other. Source: Broadcom's guide, VPITCH
-// of the DMA load setup.
+// VERT with vpmPitch 16 places the columns one below the other. Source: Broadcom's guide, VPITCH of
+// the DMA load setup.
 inline void dmaSetupRead(VPMDirection d, int numRows, const IntExpr& vpmAddress,
                          int rowLength = 16, int vpmPitch = 1, Location where = QPU_HERE) {
   detail::dmaReadSetup(detail::direction(d), numRows, vpmAddress.node(), rowLength, vpmPitch,
@@ -61,9 +61,9 @@ void dmaStartWrite(const PtrExpr<T>& memory, Location where = QPU_HERE) {
 }
 inline void dmaWaitWrite(Location where = QPU_HERE) { detail::dmaWriteWait(where); }
 
-// Sets up the VPM so that the kernel can read `vectors` (1..16) vectors. The first is at
+// Sets up the VPM so that the kernel can read `vectors` (1..16) vectors. The first vector is at
 // `address`, and the addresses of consecutive vectors are `stride` (1..64) apart. The kernel must
-// read all of them before the next setup.
+// read all these vectors before the next setup.
 inline void vpmSetupRead(VPMDirection d, int vectors, const IntExpr& address, int stride = 1,
                          Location where = QPU_HERE) {
   detail::vpmReadSetup(detail::direction(d), vectors, address.node(), stride, where);

@@ -25,7 +25,8 @@ struct Uniform {
   std::uint32_t value = 0;
 };
 
-// The source construct that an instruction was compiled from. Error messages and listings name it.
+// The source construct that an instruction was compiled from. Error messages and listings name this
+// construct.
 struct Site {
   std::string construct;    // such as "store"
   std::string description;  // such as "store at rot3d.cpp:12"
@@ -45,8 +46,8 @@ struct Object {
   bool usesSfu = false;              // true if the last bits of results may differ on hardware
 };
 
-// Returns the uniform stream for logical QPU number `qpu`. `spill` is the address of its spill
-// area.
+// Returns the uniform stream for logical QPU number `qpu`. `spill` is the address of the QPU's
+// spill area.
 std::vector<std::uint32_t> uniformStream(const Object& object, int qpu, int count,
                                          const std::uint32_t* arguments, std::uint32_t spill);
 

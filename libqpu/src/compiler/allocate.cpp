@@ -5,7 +5,7 @@
 namespace qpu::compiler {
 namespace {
 
-// Two vectors that the same operation reads. Such vectors should be in different register files.
+// Two vectors that the same operation reads. The two vectors should be in different register files.
 struct OperandPair {
   std::uint32_t one, other;
   std::uint32_t weight;

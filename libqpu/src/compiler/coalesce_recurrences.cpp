@@ -59,8 +59,8 @@ class RecurrenceCoalescer {
       std::size_t side = 0;
       for (Operand* operand : {&o.a, &o.b}) {
         if (operand->isRegister() && replaced_[operand->value].by != kNever) {
-          // The operand is replaced by another register, so the next write is the next write to
-          // that register.
+          // Another register replaces the operand, so the next write to that register is the one
+          // that matters.
           next[side] = {lastRead_[operand->value] > i ? lastRead_[operand->value] : kNever,
                         replaced_[operand->value].write};
           operand->value = replaced_[operand->value].by;

@@ -8,9 +8,9 @@
 namespace qpu::compiler {
 
 // If an operation is the last use of an operand, puts the operation's result into the operand's
-// register. This requires that the register is live across blocks and is not written again before
-// the result's last use. Without this pass, a loop-carried recurrence needs two registers: one
-// for the current value, and one that is reserved for the value at the end of the iteration.
+// register. The pass does so only if the register is live across blocks and is not written again
+// before the result's last use. Without this pass, a loop-carried recurrence needs two registers:
+// one for the current value, and one that is reserved for the value at the end of the iteration.
 void coalesceRecurrences(Function& function);
 
 }  // namespace qpu::compiler

@@ -15,10 +15,10 @@ namespace qpu::compiler {
 namespace {
 
 constexpr std::uint32_t kLeastRegisters = 7;  // the lowest register limit for which spilling is tried
-// The overlap of the DMA transfers of several QPUs is known only at run time. In any case, many
-// QPUs wait for the busier DMA engine. If code that the front end has optimised contains spills, it
-// is therefore used only if its DMA time on this engine is at most this fraction of the DMA time of
-// unoptimised code. Unoptimised code has the same transfers as code at level 0.
+// How the DMA transfers of several QPUs overlap is known only at run time, but when many QPUs run,
+// they wait for the busier DMA engine. Code that the front end has optimised and that contains
+// spills is therefore used only if its DMA time on the busier engine is at most this fraction of
+// the DMA time of unoptimised code. Unoptimised code has the same transfers as code at level 0.
 constexpr double kMostDmaTime = 0.9;
 
 // Thrown if there are not enough registers even after spilling.

@@ -12,7 +12,7 @@ struct Options {
   // The optimisation level. 0: no optimisation, one operation per instruction, in source order;
   // 1: all optimisations except those of loops and addresses; 2: all optimisations.
   int level = 2;
-  // The number of usable registers in each file, 4..32. Tests lower it to force spilling.
+  // The number of usable registers in each file, 4..32. Tests lower this number to force spilling.
   int fileRegisters = 32;
   // Sets up the VPM write window only once, for all stores, provided that nothing else needs the
   // window. compile() disables this option for kernels that spill.

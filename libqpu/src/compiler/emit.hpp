@@ -14,7 +14,7 @@ struct Emitted {
   // QPUs start the same DMA transfers at the same time.
   double cost = 0;
   // The time, in instructions, during which the busier of the two DMA engines transfers data for
-  // this QPU. It assumes that each loop has one iteration.
+  // this QPU. The time is computed as if each loop had one iteration.
   int dmaTime = 0;
   bool hasSpilled = false;  // also true if a vector was rematerialised
 };

@@ -1,5 +1,5 @@
-// The flags that a comparison sets in the elements where it holds and in the others, and the flags
-// after a combination of comparisons.
+// The flags that a comparison sets, both in the elements where it holds and in the other elements,
+// and the flags after a combination of comparisons.
 #ifndef QPU_SRC_COMPILER_FLAGS_HPP
 #define QPU_SRC_COMPILER_FLAGS_HPP
 

@@ -48,8 +48,8 @@ class Bits {
   std::vector<std::uint64_t> words_;
 };
 
-// Returns true if the operation changes only some of its target's elements. Such an operation
-// also reads the target's old vector.
+// Returns true if the operation changes only some of its target's elements. An operation that keeps
+// some elements also reads the target's old vector.
 inline bool isUpdate(const Operation& o) {
   return o.target != Operation::kNone && o.cond != isa::Cond::Always;
 }

@@ -1,8 +1,8 @@
 // Lowers loads and stores, which go through the TMUs or through the VPM and its DMA engines.
 //
-// Stores to adjacent addresses can be merged into one DMA transfer. This is superword-level
-// parallelism for memory accesses only: Samuel Larsen and Saman Amarasinghe, "Exploiting
-// Superword Level Parallelism with Multimedia Instruction Sets", 2000.
+// Stores to adjacent addresses can be merged into one DMA transfer. Merging is superword-level
+// parallelism for memory accesses only: Samuel Larsen and Saman Amarasinghe, "Exploiting Superword
+// Level Parallelism with Multimedia Instruction Sets", 2000.
 #ifndef QPU_SRC_COMPILER_LOWER_MEMORY_HPP
 #define QPU_SRC_COMPILER_LOWER_MEMORY_HPP
 

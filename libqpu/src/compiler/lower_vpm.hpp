@@ -1,7 +1,7 @@
 // Analyses kernels that set up the VPM themselves ("by hand"). If the compiler itself uses the VPM
 // for one of the kernel's loads or stores, it must restore some of the kernel's setups afterwards.
-// The analysis determines these setups. The method is a backward and a forward data-flow analysis:
-// Gary A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
+// The analysis determines which setups must be restored. The method is a backward and a forward
+// data-flow analysis: Gary A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
 #ifndef QPU_SRC_COMPILER_LOWER_VPM_HPP
 #define QPU_SRC_COMPILER_LOWER_VPM_HPP
 

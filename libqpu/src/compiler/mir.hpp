@@ -56,8 +56,8 @@ enum class Op : std::uint8_t {
 
 // Rules for machine operations:
 // - An operation under a condition other than Always changes only the elements where the
-//   condition holds. Such an operation therefore also reads its target register. Only Add, Mul,
-//   Move and Load can have conditions.
+//   condition holds. A conditional operation therefore also reads its target register. Only Add,
+//   Mul, Move and Load can have conditions.
 // - An operation with `setsFlags` and without a target is a comparison. Flags are live until the
 //   next operation that sets them. Flags are not live across blocks; the last operation that can
 //   read them is the branch at the end of the block. An operation under a condition sets the flags

@@ -13,10 +13,11 @@ namespace qpu::compiler {
 // Replaces each phi whose arguments are all the same value with this value.
 void simplifyPhis(ir::Graph& graph);
 
-// Removes the values that no effect depends on.
+// Removes the values on which no side effect depends.
 void eliminateDeadCode(ir::Graph& graph);
 
-// The stride of a value's elements. If it is known, element i equals element 0 plus i * step.
+// The stride of a value's elements. If the stride is known, element i equals element 0 plus i *
+// step.
 struct Stride {
   bool known = false;
   std::uint32_t step = 0;  // 0 if all elements are equal
@@ -24,7 +25,7 @@ struct Stride {
 // Returns the strides of all values, indexed by value.
 std::vector<Stride> strides(const ir::Graph& graph);
 
-// Lowers loads to requests and receives. `known` contains the strides of the values. If it is
+// Lowers loads to requests and receives. `known` contains the strides of the values. If `known` is
 // empty, the pass assumes nothing about the loads' addresses.
 void lowerLoads(ir::Graph& graph, const std::vector<Stride>& known);
 

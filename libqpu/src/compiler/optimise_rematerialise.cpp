@@ -50,7 +50,7 @@ class Rematerialiser {
 
   // Returns the number of operations that compute v from constants and from values that are live
   // anyway at the point of highest register pressure (the peak). Returns more than kMostCost if v
-  // cannot be computed in this way.
+  // cannot be computed from these values.
   std::uint32_t costOf(Value v, unsigned depth) const {
     const Instruction& i = graph_.values[v];
     switch (i.kind) {

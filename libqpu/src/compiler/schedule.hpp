@@ -3,8 +3,8 @@
 // Pipelined Architecture", 1986.
 //
 // The scheduler chooses the order, the pairs of operations and the registers in one pass, one
-// instruction at a time. This is necessary because two operations can issue together only if
-// their registers and ports are compatible. The order is also limited by register pressure (see
+// instruction at a time. A single pass is necessary because two operations can issue together only
+// if their registers and ports are compatible. The order is also limited by register pressure (see
 // schedule_pressure.hpp).
 #ifndef QPU_SRC_COMPILER_SCHEDULE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_HPP

@@ -132,8 +132,8 @@ Bundle Bundler::fill(std::size_t first) {
   return bundle;
 }
 
-// Adds an operation that overwrites a register. It can issue together with the last operation
-// that reads the register.
+// Adds an operation that overwrites a register. The operation can issue together with the last
+// operation that reads the register.
 void Bundler::addFollower(Bundle& bundle) {
   const unsigned before = bundle.count;
   for (unsigned k = 0; k < before && bundle.count < bundle.candidates.size(); ++k) {

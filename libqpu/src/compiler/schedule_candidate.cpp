@@ -158,8 +158,8 @@ void Planner::planTarget(const Node& node, Candidate& candidate) const {
   }
 }
 
-// A rotation reads its vector from an accumulator. A rotation within a quad can also read it from
-// file A or r4.
+// A rotation reads its vector from an accumulator. A rotation within a quad can also read its
+// vector from file A or r4.
 Planner::Operands Planner::findRotated(const Node& n, std::uint32_t v, Place& place) const {
   bool isSuitable = false;
   for (const Place p : {state_.values[v].main, state_.values[v].copy}) {

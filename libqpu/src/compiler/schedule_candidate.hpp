@@ -73,7 +73,8 @@ class Planner {
   explicit Planner(const BlockState& state) : state_(state) {}
 
   // Determines the resources that operation n needs. Returns false if the operation cannot issue
-  // now. If it needs a value that is in an unsuitable register, requests a copy of the value.
+  // now. If the operation needs a value that is in an unsuitable register, requests a copy of the
+  // value.
   bool planNode(std::uint32_t n, Candidate& candidate);
   // Plans a copy of value v to one of the `allowed` files for operation `node`. Returns false if
   // v cannot be read now.

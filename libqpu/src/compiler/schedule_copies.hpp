@@ -17,8 +17,7 @@ class CopyPlanner {
   // Adds candidates for the copies that operations have requested.
   void addRequested();
   // Adds a candidate that moves the current value out of r4, unless the last use of that value is
-  // near. The caller calls this function if another result with priority `priority` is waiting
-  // for r4.
+  // near. Call this function if another result, whose priority is `priority`, is waiting for r4.
   void evictR4(std::int32_t priority);
   // Adds candidates that move the values out of r4 and r5.
   void evictR4AndR5();

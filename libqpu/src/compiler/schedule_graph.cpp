@@ -25,8 +25,8 @@ void findHeights(Graph& graph, std::int32_t ofRequest) {
   }
 }
 
-// Combines an operation with the write of its result to an I/O address, if the result has no
-// other use.
+// If the only use of an operation's result is a write to an I/O address, combines the operation
+// with the write.
 class Fusion {
  public:
   explicit Fusion(BlockNodes& nodes)

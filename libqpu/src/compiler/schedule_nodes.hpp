@@ -1,5 +1,5 @@
-// The two parts of buildGraph(). The first creates nodes for a block's operations, and the second
-// adds the dependences between the nodes.
+// The two parts of buildGraph(): one part creates nodes for a block's operations, and the other
+// part adds the dependences between the nodes.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_NODES_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_NODES_HPP
 

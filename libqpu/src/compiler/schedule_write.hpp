@@ -1,5 +1,5 @@
-// Writes a bundle as one machine instruction, and updates the registers in which the scheduler
-// expects the values.
+// Writes a bundle as one machine instruction, and updates the scheduler's record of which registers
+// hold the values.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_WRITE_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_WRITE_HPP
 

@@ -1,5 +1,5 @@
-// Spilling: reduces register pressure before scheduling. If there is no register for a vector,
-// the vector is rematerialised if possible. Otherwise it is stored to memory and reloaded.
+// Spilling: reduces register pressure before scheduling. If there is no register for a vector, the
+// vector is rematerialised if possible, and otherwise stored to memory and reloaded.
 //
 // Within a block, the pass evicts the vector whose next use is farthest away: Laszlo A. Belady,
 // "A Study of Replacement Algorithms for a Virtual-Storage Computer", 1966. For registers, this

@@ -18,7 +18,7 @@ struct SpillBarriers {
 };
 
 // `ready` is the number of operations at the start of the block that compute the address and the
-// row for spill code. No spill code may precede them.
+// row for spill code. No spill code may precede these operations.
 SpillBarriers findSpillBarriers(const std::vector<Operation>& operations, std::size_t ready);
 
 }  // namespace qpu::compiler

@@ -1,5 +1,5 @@
-// The parameters of a board in the cycle model. All times that are derived from them are results
-// of the model, not of hardware. docs/model.md explains the parameters.
+// The parameters of a board in the cycle model. All times that are derived from these parameters
+// are results of the model, not of hardware. docs/model.md explains the parameters.
 #ifndef QPU_SRC_EMU_BOARD_HPP
 #define QPU_SRC_EMU_BOARD_HPP
 

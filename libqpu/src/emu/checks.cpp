@@ -1,4 +1,4 @@
-// Checks of the rules that depend on values. They examine the data that an instruction reads and
+// Checks the rules that depend on values, by examining the data that an instruction reads and
 // writes.
 #include "emu/failure.hpp"
 

@@ -71,16 +71,16 @@ class History {
   // Returns true if the caches hold the current values of all these words.
   bool isClean(std::uint32_t region, std::uint32_t address, std::uint32_t words,
                std::uint32_t qpu) const;
-  // Records a DMA write that QPU number `qpu` started, and returns 0. If the QPU must not
-  // overwrite one of the words, returns that word's tag and sets `conflict` to its address. The
-  // words after it are not recorded.
+  // Records a DMA write that QPU number `qpu` started, and returns 0. If the QPU must not overwrite
+  // one of the words, returns that word's tag and sets `conflict` to its address. The words after
+  // the conflicting word are not recorded.
   Tag write(std::uint32_t region, std::uint32_t address, std::uint32_t words, std::uint32_t qpu,
             std::uint32_t& conflict);
 
   // Returns the tag of a VPM word.
   Tag& vpm(std::uint32_t word) { return vpm_[word]; }
-  // Records that a QPU writes a complete row of the VPM. Returns false if it must not overwrite
-  // one of the words.
+  // Records that a QPU writes a complete row of the VPM. Returns false if the QPU must not
+  // overwrite one of the words.
   bool writeVpmRow(std::uint32_t row, std::uint32_t qpu);
   bool isShared() const { return shared_; }  // returns true if there are several QPUs
 

@@ -202,8 +202,8 @@ class Machine {
   template <typename E>  // defined in failure.hpp
   [[noreturn]] void fail(const Qpu& q, std::uint32_t at, const std::string& what,
                          std::uint32_t address = 0) const;
-  // Reports an undocumented construct that the hardware probably supports. A lenient launch
-  // reports it as a warning; any other launch reports an error.
+  // Reports an undocumented construct that the hardware probably supports. A lenient launch reports
+  // the construct as a warning; any other launch reports an error.
   void reportUncertain(const Qpu& q, std::uint32_t at, const std::string& what,
                        const std::string& assumed);
   [[noreturn]] void failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,

@@ -352,8 +352,8 @@ void Machine::tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region,
                          conflict);
 }
 
-// Checks that a DMA load reads valid data. DMA loads bypass the caches. However, if nothing
-// orders a load after a store, the load can be executed first.
+// Checks that a DMA load reads valid data. DMA loads bypass the caches, but if nothing orders a
+// load after a store, the load can be executed before the store.
 void Machine::checkRead(const Qpu& q, std::uint32_t at, std::uint32_t region,
                         std::uint32_t from) const {
   const Tag writer = history_.writer(region, from);

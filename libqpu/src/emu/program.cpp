@@ -196,8 +196,8 @@ class Inspector {
     if (!alu || i_.opMul != MulOp::Nop)
       result(mulWritesA(i_), i_.waddrMul, i_.condMul,
              i_.pack != 0 && (i_.pm || mulWritesA(i_)));
-    // Writing equal values is harmless. Here, however, the values can differ even if the operands
-    // are equal.
+    // Writing equal values is harmless. With r5 or packing, however, the values can differ even if
+    // the operands are equal.
     if (bothWriteOne(i_) && (i_.waddrAdd == address::kR5 || i_.pack != 0))
       fault("both ALUs write the same accumulator or peripheral");
   }
@@ -320,7 +320,7 @@ class Preparation {
     }
   }
 
-  // Returns the number of a constant vector. Its elements can differ from each other.
+  // Returns the number of a constant vector, whose elements can differ from each other.
   std::uint16_t constant(const Vector& v) {
     const auto known = constants_.find(v.e);
     if (known != constants_.end()) return known->second;

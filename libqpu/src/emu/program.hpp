@@ -98,7 +98,7 @@ struct Program {
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(instructions.size()); }
   // Returns the rule that a jump from branch `at` to `target` breaks, or null. Sets `brokenBy` to
-  // the instruction that breaks it.
+  // the instruction that breaks the rule.
   const char* faultOfJump(std::uint32_t at, std::uint32_t target, std::uint32_t& brokenBy) const;
   // Returns the fault of instruction `at` if the `sequence` instructions before it have been
   // executed immediately before it.

@@ -143,9 +143,10 @@ Clock Timing::tmu(std::uint32_t unit, Clock now, const Vector& addresses) {
 }
 
 // Transfers a row in bursts of one cache line. DMA is served before the cache lines that the L2
-// cache is waiting for. If DMA had to queue behind them, an engine would wait again for each row,
-// and more outstanding loads would slow down stores. It has not been published whether the SDRAM
-// controller prefers DMA or cache lines. Each burst occupies the VPM in the same way as a vector.
+// cache is waiting for. If DMA had to queue behind these cache lines, an engine would wait again
+// for each row, and more outstanding loads would slow down stores. It has not been published
+// whether the SDRAM controller prefers DMA or cache lines. Each burst occupies the VPM in the same
+// way as a vector.
 Ticks Timing::dmaRow(bool load, std::uint32_t address, std::uint32_t bytes, Ticks now) {
   const std::uint32_t bursts = (bytes + kLineBytes - 1) / kLineBytes;
   const DmaCosts& c = costs(load);

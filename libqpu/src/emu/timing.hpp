@@ -1,5 +1,6 @@
 // The cycle model of the resources that the QPUs share: caches, memory and DMA engines. The model
-// computes times and contains no data. Its functions must be called in the order of their clocks.
+// computes times and contains no data. The model's functions must be called in the order of their
+// clocks.
 #ifndef QPU_SRC_EMU_TIMING_HPP
 #define QPU_SRC_EMU_TIMING_HPP
 

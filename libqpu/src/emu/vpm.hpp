@@ -63,9 +63,10 @@ struct Transfer {
   std::uint32_t row = 0;        // row of the first word
   std::uint32_t column = 0;
   std::uint32_t part = 0;       // first unit within the first word
-  // The distance between memory rows in the VPM. It is added to the VPM row even if `horizontal`
-  // is false (Broadcom's guide: VPITCH is added to Y in both modes). If a unit is a part of a
-  // word, the distance is in units. If `sideways` is true, the distance is added to the column.
+  // The distance between memory rows in the VPM. The distance is added to the VPM row even if
+  // `horizontal` is false (Broadcom's guide: VPITCH is added to Y in both modes). If a unit is a
+  // part of a word, the distance is in units. If `sideways` is true, the distance is added to the
+  // column.
   std::uint32_t vpmPitch = 1;
   // Distance from the start of one memory row to the start of the next.
   std::uint32_t memoryPitch = 0;

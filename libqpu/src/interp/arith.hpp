@@ -1,5 +1,5 @@
-// Arithmetic on a single element. It is written without branches, so that the compiler vectorises
-// loops over 16 elements. The rules and the evidence for them are in docs/libqpu.md,
+// Arithmetic on a single element. The code is written without branches, so that the compiler
+// vectorises loops over 16 elements. The rules and the evidence for them are in docs/libqpu.md,
 // "Arithmetic".
 #ifndef QPU_SRC_INTERP_ARITH_HPP
 #define QPU_SRC_INTERP_ARITH_HPP
@@ -74,7 +74,7 @@ inline std::uint32_t fadd(std::uint32_t a, std::uint32_t b) {
 
 inline std::uint32_t fsub(std::uint32_t a, std::uint32_t b) { return fadd(a, b ^ kSign); }
 
-// Multiplies two floats. Their product as a double is exact.
+// Multiplies two floats, whose product is exact as a double.
 inline std::uint32_t fmul(std::uint32_t a, std::uint32_t b) {
   const double p = widen(a) * widen(b);
   if constexpr (kFmulTruncates) return truncateToFloat(bitCast<std::uint64_t>(p));
@@ -111,13 +111,13 @@ inline std::uint32_t fmaxabs(std::uint32_t a, std::uint32_t b) {
   return x > y ? x : y;
 }
 
-// The special function unit. No table of its results has been published. Samples from hardware
-// differ from the exact results by about 3e-5 (exp2(0) = 1.000031, exp2(2) = 4.000122), and
-// published hardware tests allow 1e-4. Assumption: the significand is the middle of the interval
-// of length 2^-14 that contains the exact result. Therefore, even results that are powers of two
-// are not exact. For log2, the error is absolute (log2(2) = 1 and log2(100) = 6.643829 have been
-// published). Assumption: its results are multiples of 2^-15. Both assumptions can be tested with
-// 2^16 samples per function on a board.
+// The special function unit, for which no table of results has been published. Samples from
+// hardware differ from the exact results by about 3e-5 (exp2(0) = 1.000031, exp2(2) = 4.000122),
+// and published hardware tests allow 1e-4. Assumption: the significand is the middle of the
+// interval of length 2^-14 that contains the exact result. Therefore, even results that are powers
+// of two are not exact. For log2, the error is absolute (log2(2) = 1 and log2(100) = 6.643829 have
+// been published). Assumption: the results of log2 are multiples of 2^-15. Both assumptions can be
+// tested with 2^16 samples per function on a board.
 constexpr unsigned kSfuDroppedBits = 9;
 constexpr double kSfuLogSteps = 0x1p15;
 inline std::uint32_t sfuResult(double exact) {

@@ -44,7 +44,7 @@ inline bool anyTopExponent(const Vector& a, const Vector& b) {
 }
 
 // Applies `f` to elements with ordinary operands, and `top` to elements with an operand whose
-// exponent is 255. A second pass handles the latter, because they are rare.
+// exponent is 255. A second pass handles elements with exponent 255, because they are rare.
 template <typename F, typename Top>
 inline void mapFloat(Vector& target, const Vector& a, const Vector& b, F f, Top top) {
   Vector r;

@@ -38,7 +38,8 @@ class Cursor {
     while (peek() == ' ' || peek() == '\t') ++at_;
   }
 
-  // Reads letters, digits and underscores. Returns an empty string if there are none.
+  // Reads letters, digits and underscores. Returns an empty string if the next character is none of
+  // these.
   std::string_view word() {
     const std::size_t from = at_;
     while (isWordChar(peek())) ++at_;

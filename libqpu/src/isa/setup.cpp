@@ -17,8 +17,8 @@ constexpr std::uint32_t orElse(std::uint32_t value, std::uint32_t forZero) {
 const char* vectorFault(std::uint32_t word) {
   const std::uint32_t size = field(word, 9, 8);
   if (size == kSizeNone) return "size 3 does not exist";
-  // The number of bits in ADDR that are used. They contain the row, the column and the part of
-  // the word.
+  // The number of bits in ADDR that are used. These bits contain the row, the column and the part
+  // of the word.
   const unsigned bits = size == kSize32 ? 6 : size == 1 ? 7 : 8;
   if (field(word, 7, 0) >> bits != 0) return "the row is not in 0..63";
   return nullptr;

@@ -23,8 +23,8 @@ namespace qpu::isa {
 // condition is always), sf to set flags, and rot1..rot15 or rotr5 to rotate the MUL result. A
 // register can have these suffixes: the pack of a result, the unpack of a source, and ".b" if an
 // address that both files have is read through file B. A number is a small immediate. The names
-// usually show to which file each result goes. If they do not, "ws" means that the files are
-// exchanged.
+// usually show to which file each result goes. If the names do not show the files, "ws" means that
+// the files are exchanged.
 //
 // Examples of the other instruction forms, with the mnemonics of their variants:
 //

@@ -1,9 +1,9 @@
-// The static verifier. It checks all paths through a program against the hardware's rules: those
-// in the manual's section on hazards, and further known rules. The verifier does not depend on the
+// The static verifier checks all paths through a program against the hardware's rules: those in the
+// manual's section on hazards, and further known rules. The verifier does not depend on the
 // compiler.
 //
-// Rules for timing, registers and DMA must hold on every path. For counts (of TMU requests and
-// VPM reads), the verifier tracks the set of possible values. It reports an error only if no
+// Rules for timing, registers and DMA must hold on every path. For counts (of TMU requests and VPM
+// reads), the verifier tracks the set of possible values. The verifier reports an error only if no
 // value in the set is allowed. Other errors depend on data, or on setup words and addresses that
 // are not constants. The emulator reports these errors when they occur.
 #ifndef QPU_SRC_ISA_VERIFY_HPP

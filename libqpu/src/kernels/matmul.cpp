@@ -1,8 +1,8 @@
 // Matrix product. A QPU computes tiles of 8 rows by 64 columns. A tile's 32 vectors stay in
-// registers during the loop over k. Each iteration handles four values of k. It uses two vectors
-// of `a` and 16 vectors of `b`. Each vector of `a` contains 4 rows by 4 values of k, and its
-// elements are broadcast one by one. Each vector of `b` is used for all 8 rows. At any time, all
-// QPUs compute tiles in the same column of tiles, so that they share the cache lines of `b`.
+// registers during the loop over k. Each iteration handles four values of k, with two vectors of
+// `a` and 16 vectors of `b`. Each vector of `a` contains 4 rows by 4 values of k, and its elements
+// are broadcast one by one. Each vector of `b` is used for all 8 rows. At any time, all QPUs
+// compute tiles in the same column of tiles, so that they share the cache lines of `b`.
 //
 // If `a` is read often, it is copied first, so that the two vectors of an iteration are adjacent.
 //
@@ -32,8 +32,8 @@ static_assert(kRows == 8 && kDepth == 4,
 // separate variables would occupy one register each.
 enum Saved { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
 
-// The semaphores. kHalf and kOtherHalf control access to the halves of the VPM. The others
-// control the barrier: arrival and permission to continue, for even and for odd rounds.
+// The semaphores. kHalf and kOtherHalf control access to the halves of the VPM. The other
+// semaphores control the barrier: arrival and permission to continue, for even and for odd rounds.
 enum Semaphore { kHalf, kOtherHalf, kArrived, kContinue, kArrivedOdd, kContinueOdd };
 constexpr int kMostRounds = (1 << 22) - 1;
 
@@ -167,8 +167,8 @@ class Tile : public Sums {
   }
 
   // Makes the next request after a vector has been used. An iteration uses the rows of `b` in
-  // order. Before it uses the last row, it receives `a` for the next iteration. With tables, it
-  // also receives the offsets of the rows of `b` for the iteration after the next one. After each
+  // order, and receives `a` for the next iteration before it uses the last row. With tables, an
+  // iteration also receives the offsets of the rows of `b` for the iteration after next. After each
   // vector is used, request() requests the vector that is needed kInFlight vectors later.
   void request(int use) {
     const int length = kAcross * kDepth + (tables_ ? 4 : 2);
@@ -361,7 +361,7 @@ auto compileProduct(Variant variant, const char* name) {
 }
 
 // Returns true if copying `a` is worthwhile. Rows that are a multiple of 1 KB apart evict each
-// other from the caches. The same applies if the columns are contiguous.
+// other from the caches. Matrices with contiguous columns are treated in the same way.
 bool shouldPack(const Product& p) {
   const bool collides = p.aRow % 256 == 0 || p.aColumn != 1;
   return p.n >= (collides ? 128 : 256) && p.m >= kRows && p.k >= 16 * kDepth;
@@ -492,7 +492,7 @@ void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha, floa
   p.n = n;
   p.beta = beta;
   if (k == 0) {
-    // The sum over k has no terms, so the kernel multiplies an arbitrary word by 0.
+    // If k is 0, the sum has no terms, so the kernel multiplies an arbitrary word by 0.
     const Scratch word(1);
     p.a = p.b = word.floats();
     p.k = 1;

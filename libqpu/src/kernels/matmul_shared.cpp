@@ -1,8 +1,8 @@
 // Large products in which the rows of `b` are contiguous. All QPUs except the first compute tiles
-// of 8 rows by 64 columns, one below the other. The first QPU loads `b` for them into the VPM by
-// DMA, in blocks of 8 rows. `b` is therefore transferred over the bus only once, and the
-// computing QPUs need neither requests nor addresses for it. Each half of the VPM contains a
-// block. One block is read while the other block is loaded.
+// of 8 rows by 64 columns, one below the other. The first QPU loads `b` for the others into the VPM
+// by DMA, in blocks of 8 rows. `b` is therefore transferred over the bus only once, and the
+// computing QPUs need neither requests nor addresses for it. Each half of the VPM contains a block.
+// One block is read while the other block is loaded.
 //
 // A request for `a` loads 16 values of k in one row. These values form a cache line that is not
 // requested again. `a` therefore need not be copied, regardless of the distance between its rows.
@@ -31,9 +31,9 @@ static_assert(2 * kHalfRows == 64 && kPeriod == 2 * kBlock,
               "a vector of a must be used for two blocks");
 static_assert(kRows == 2 * kPeriod / kDepth, "an iteration must use two vectors of a");
 
-// The semaphores. kReady and kReadyToo: a block is ready in one half or in the other. kRead: a
-// QPU has started a block, and has therefore finished reading the previous one, or it has stored
-// its tile. kHalf and kOtherHalf: a half is free for tiles.
+// The semaphores. kReady and kReadyToo: a block is ready in the respective half. kRead: a QPU has
+// stored its tile, or has started a block and therefore finished reading the previous one. kHalf
+// and kOtherHalf: the respective half is free for tiles.
 enum Semaphore { kReady, kReadyToo, kRead, kHalf, kOtherHalf };
 
 // The order in which the rows of a tile use each value of k in an iteration, and the rows that
@@ -80,8 +80,8 @@ void load(const Ptr<Float>& from, const Int& left, const Int& vpm, const Int& ro
   End
 }
 
-// The program of the first QPU. It announces a block only after all QPUs have started the previous
-// block, so that a fast QPU cannot acquire a permission that was released for a slow QPU.
+// The program of the first QPU, which announces a block only after all QPUs have started the
+// previous block, so that a fast QPU cannot acquire a permission that was released for a slow QPU.
 void serve(const Numbers& params, int workers) {
   Int rowBytes = params.get(kBRow) << 2;
   For (Int column = 0, column < params.get(kN), column = column + kColumns)
@@ -238,8 +238,8 @@ class SharedTile : public Sums {
   }
 
   // Computes half a block per iteration, because the instructions for a complete block would fill
-  // the cache that four QPUs share. An iteration uses two vectors of `a`. It also requests and
-  // receives two vectors of the next 16 values of k.
+  // the cache that four QPUs share. An iteration uses two vectors of `a`, and requests and receives
+  // two vectors of the next 16 values of k.
   void block(Int& iteration) {
     While (iteration < 2)
       iteration = iteration + 1;

@@ -61,7 +61,7 @@ Node constantInt(std::int32_t value) {
 }
 
 Node constantIntOf(double value) {
-  // In C++, the conversion of any other value is undefined. The condition also rejects NaN.
+  // In C++, converting a value outside this range is undefined. The condition also rejects NaN.
   if (!(value > -2147483649.0 && value < 4294967296.0)) {
     std::array<char, 32> text{};
     (void)std::snprintf(text.data(), text.size(), "%.10g", value);

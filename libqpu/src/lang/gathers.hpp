@@ -15,8 +15,8 @@ namespace qpu::detail {
 constexpr std::size_t kTmuDepth = 4;
 
 struct GatherPlan {
-  // True if requests alternate between both TMUs in a fixed pattern. This requires that each
-  // gather and each receive has the same position in the pattern on all paths.
+  // True if requests alternate between both TMUs in a fixed pattern. A fixed pattern requires that
+  // each gather and each receive has the same position in the pattern on all paths.
   bool usesBothTmus = false;
   // Maximum number of outstanding gathers; twice as many if the TMUs alternate.
   std::size_t most = kTmuDepth;
@@ -24,7 +24,8 @@ struct GatherPlan {
   // them use TMU 0.
   std::vector<std::uint8_t> units;
   // endIsKnown is true if the gathers that are outstanding at the end use the same TMUs in every
-  // run. In this case `left` contains these TMUs, starting with that of the oldest gather.
+  // run. If endIsKnown is true, `left` contains these TMUs, starting with that of the oldest
+  // gather.
   bool endIsKnown = false;
   std::vector<std::uint8_t> left;
 };

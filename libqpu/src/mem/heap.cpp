@@ -13,10 +13,10 @@
 namespace qpu::detail {
 namespace {
 
-// The range of bus addresses for arrays. It is in the uncached alias of the VideoCore's 1 GB of
-// memory, which contains the GPU memory of a Pi 2 or Pi 3. The first and the last 64 KB stay
-// free. A small offset from null, or from the end of the address space, therefore does not reach
-// an array.
+// The range of bus addresses for arrays. The range is in the uncached alias of the VideoCore's 1 GB
+// of memory, which contains the GPU memory of a Pi 2 or Pi 3. The first and the last 64 KB stay
+// free. A small offset from null, or from the end of the address space, therefore does not reach an
+// array.
 constexpr std::uint32_t kFirst = 0xC0010000U;
 constexpr std::uint32_t kLimit = 0xFFFF0000U;
 constexpr std::uint32_t kAlignment = 64;
@@ -70,8 +70,8 @@ Heap& Heap::instance() {
 
 Heap::Heap() : table_(std::make_shared<const Table>()), next_(kFirst) {}
 
-// Finds a free range with the next-fit strategy. It reuses an address as late as possible, so
-// that a stale pointer rarely refers to another array.
+// Finds a free range with the next-fit strategy. This strategy reuses an address as late as
+// possible, so that a stale pointer rarely refers to another array.
 std::uint32_t Heap::place(const Table& table, std::uint32_t bytes) const {
   const std::uint32_t need = alignUp(bytes);
   for (const std::uint32_t from : {next_, kFirst}) {
@@ -162,7 +162,7 @@ void Heap::release(const Block* block) noexcept {
                  blocks.end());
     table_ = shrunk;
   } catch (const std::bad_alloc&) {
-    // The block stays in the table. Its memory leaks, but no address becomes invalid.
+    // The block stays in the table, so its memory leaks, but no address becomes invalid.
     return;
   }
 }

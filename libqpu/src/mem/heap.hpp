@@ -47,12 +47,12 @@ class Heap {
 
  private:
   Heap();
-  // These functions allocate the memory of a block. They throw AllocationError with a message
-  // that starts with `what`.
+  // These functions allocate the memory of a block. The functions throw AllocationError with a
+  // message that starts with `what`.
   static void takeHostMemory(Block& block, const std::string& what);
   void takeDeviceMemory(Block& block, const std::string& what);
-  // Returns the start of a free range of `bytes`, or 0 if there is none. The caller must hold the
-  // mutex.
+  // Returns the start of a free range of `bytes` bytes, or 0 if there is none. The caller must hold
+  // the mutex.
   std::uint32_t place(const Table& table, std::uint32_t bytes) const;
 
   mutable std::mutex mutex_;

@@ -17,7 +17,7 @@ struct Choice {
   std::string text;
 };
 
-// Returns the choice for this thread. It is valid until the thread's next call.
+// Returns the choice for this thread. The choice is valid until the thread's next call.
 const Choice& currentChoice();
 // Returns the kind of the selected backend. Throws BackendError if there is no backend.
 Kind requireBackend();

@@ -255,7 +255,7 @@ void pruneCache(const std::string& folder, std::uint64_t limit) noexcept {
     std::sort(files.begin(), files.end(),
               [](const File& a, const File& b) { return a.used < b.used; });
     for (const File& f : files) {
-      // Delete more than necessary, so that not every later kernel has to prune the cache again.
+      // Delete more than necessary, so that the cache is not pruned again for every later kernel.
       if (sum <= limit / 4 * 3) break;
       std::error_code gone;
       fs::remove(f.path, gone);

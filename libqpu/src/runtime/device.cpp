@@ -18,8 +18,8 @@ constexpr const char* kDevMem = "/dev/mem";
 constexpr std::uint32_t kPage = 4096;
 
 // Flags for the allocation of GPU memory. On boards whose CPU bypasses the VideoCore's L2 cache,
-// the memory must not be cached there. On other boards, it is cached in L2. These flags have not
-// been confirmed on hardware: the round-trip test determines whether they are right.
+// GPU memory must not be cached in L2. On other boards, GPU memory is cached in L2. These flags
+// have not been confirmed on hardware: the round-trip test determines whether they are right.
 constexpr std::uint32_t kDirect = 0x4;
 constexpr std::uint32_t kL1NonAllocating = 0xc;
 

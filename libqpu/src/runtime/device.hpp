@@ -24,7 +24,8 @@
 
 namespace qpu::runtime {
 
-// The bits of a bus address that contain the physical address. The other bits select the alias.
+// The bits of a bus address that contain the physical address. The other bits of a bus address
+// select the alias.
 constexpr std::uint32_t kPhysicalMask = 0x3fffffff;
 
 // The machine, or a test double for it.

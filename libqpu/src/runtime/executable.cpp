@@ -168,7 +168,7 @@ void Executable::emulate(std::vector<std::vector<std::uint32_t>> streams, unsign
   launch.board = &emulatedBoard();
   launch.profile = profile;
   launch.lenient = emulatesLeniently();
-  // The time limit is the same as on hardware. It is converted to the model's clocks.
+  // The time limit, which is the same as on hardware, is converted to the model's clocks.
   launch.clockLimit = static_cast<std::uint64_t>(
       std::chrono::duration<double>(launchLimit()).count() * launch.board->clockHz);
   auto run = std::make_shared<const Run>(Run{launch.board, emu::run(launch)});

@@ -15,7 +15,7 @@ struct Opened {
   std::string fault;
 };
 
-// Opens the device. A process attempts this only once.
+// Opens the device. Each process attempts to open the device only once.
 const Opened& openDevice();
 // Returns the result of openDevice() without opening the device, or null if openDevice() has not
 // been called.

@@ -42,8 +42,8 @@ constexpr unsigned long propertyRequest(std::size_t pointerBytes) {
   return 3UL << 30U | static_cast<unsigned long>(pointerBytes) << 16U | 100UL << 8U;
 }
 
-// A message with one tag. It consists of these parts: size, code, tag, size of the values, size
-// of the request, values, end mark.
+// A message with one tag. The message consists of these parts: size, code, tag, size of the values,
+// size of the request, values, end mark.
 struct Message {
   static constexpr std::size_t kMostValues = 8;
 

@@ -27,8 +27,8 @@ code::Object objectOf(const isa::Word* words, std::size_t count, const std::stri
 // Assembles several lines of text. '#' starts a comment, and blank lines are ignored. Throws
 // ArgumentError with a message that contains the line number.
 std::vector<isa::Word> assembleLines(std::string_view text);
-// Returns one line per word. It contains the word's number, the word itself, and text that can be
-// assembled to this word.
+// Returns one line per word. Each line contains the word's number, the word itself, and text that
+// can be assembled to this word.
 std::string disassembleWords(const isa::Word* words, std::size_t count);
 
 }  // namespace qpu::runtime

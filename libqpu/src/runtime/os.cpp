@@ -35,8 +35,8 @@ class Linux final : public Os {
   std::uint32_t load(const volatile std::uint32_t* at) noexcept override { return *at; }
   void store(volatile std::uint32_t* at, std::uint32_t value) noexcept override { *at = value; }
   void barrier() noexcept override {
-    // A C++ fence would not be sufficient. Such a fence orders accesses only between the CPUs in
-    // the inner shareable domain, which does not include the GPU.
+    // A C++ fence would not be sufficient, because it orders accesses only between the CPUs in the
+    // inner shareable domain, which does not include the GPU.
 #if defined(__aarch64__) || (defined(__arm__) && defined(__ARM_ARCH) && __ARM_ARCH >= 7)
     __asm__ volatile("dsb sy" ::: "memory");
 #elif defined(__arm__) && !defined(__thumb__)

@@ -14,8 +14,8 @@ std::string quoted(const std::string& text) {
       out += '\\';
       out += c;
     } else if (byte < 0x20 || byte >= 0x7f) {
-      // A device tree contains only ASCII. If it contains any other byte, the document must still
-      // be valid JSON.
+      // A valid device tree contains only ASCII. If a device tree contains any other byte, the
+      // document must still be valid JSON.
       std::array<char, 8> code{};
       (void)std::snprintf(code.data(), code.size(), "\\u%04x", byte);
       out += code.data();

@@ -30,7 +30,7 @@ class Root {
   std::filesystem::path directory_;
 };
 
-// Splits a string list from the device tree. Each of its strings ends with NUL.
+// Splits a string list from the device tree, in which each string ends with NUL.
 std::vector<std::string> splitNul(const std::string& text);
 
 }  // namespace qpu::runtime

@@ -134,8 +134,8 @@ bool isOpenToAll(const std::string& folder) noexcept {
   return stat(folder.c_str(), &s) == 0 && (s.st_mode & S_IWOTH) != 0;
 }
 
-// Throws if another user owns the file. In a folder that every user can write to, another user
-// may have created it.
+// Throws if another user owns the file. In a folder that every user can write to, another user may
+// have created the file.
 void requireOwn(int fd, const std::string& path) {
   struct stat s {};
   const uid_t self = geteuid();

@@ -34,8 +34,9 @@ struct Record {
   std::uint32_t bytes = 0;   // for Kind::Memory
 };
 
-// Returns QPU_STATE_DIR. If it is not set, returns /run/qpu if this folder exists, and /dev/shm
-// otherwise. Both folders are empty after a reboot, and so is the firmware's table of handles.
+// Returns the folder in QPU_STATE_DIR. If this variable is not set, returns /run/qpu if this folder
+// exists, and /dev/shm otherwise. Both folders are empty after a reboot, and so is the firmware's
+// table of handles.
 std::string stateFolder();
 
 class State {
@@ -45,7 +46,7 @@ class State {
     Record record;
   };
 
-  // Creates the files if necessary. Throws BackendError if that fails.
+  // Creates the files if necessary. Throws BackendError if a file cannot be created.
   explicit State(const std::string& folder);
   State(const State&) = delete;
   State& operator=(const State&) = delete;

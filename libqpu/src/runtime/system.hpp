@@ -45,7 +45,7 @@ struct System {
   const Node* node(const std::string& path) const;
 };
 
-// Queries the firmware through `os`, unless it is null.
+// Queries the firmware through `os`, unless `os` is null.
 System readSystem(const Root& root, Os* os);
 
 }  // namespace qpu::runtime

@@ -1,4 +1,4 @@
-// A program as users of QPULib write it. It is built with the flags that they use (-fpermissive
+// A program as users of QPULib write it. The program is built with these users' flags (-fpermissive
 // -Wconversion -std=c++0x), and warnings are treated as errors.
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 // The interface between the C++ classes of the kernel language and the library. While a kernel is
-// recorded, each of its operators and statements calls one of these functions. Kernels do not
-// call them directly.
+// recorded, each of its operators and statements calls one of these functions. Kernels do not call
+// the functions directly.
 #ifndef QPU_DETAIL_BUILDER_H
 #define QPU_DETAIL_BUILDER_H
 
@@ -21,13 +21,13 @@ enum class Type : std::uint8_t { Int, Float, Address, Mask, Scalar };
 enum class Op : std::uint8_t {
   // leaves: expressions without operands
   Constant, Variable, ElementNumber, QpuNumber, QpuCount, VpmRead,
-  // Int; named after the operations of the ADD and MUL pipes
+  // operations on Int, named after those of the ADD and MUL pipes
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
-  // Float
+  // operations on Float
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
-  // Float, computed by the special function unit; accurate to about 3e-5
+  // operations on Float that the special function unit computes; accurate to about 3e-5
   Recip, RecipSqrt, Exp2, Log2,
-  // any type; Broadcast copies element b (a Constant, 0..15) of a to all elements
+  // operations on any type; Broadcast copies element b (a Constant, 0..15) of a to all elements
   Rotate, Broadcast, Load,
   // comparisons, per element
   Eq, Ne, Lt, Le, Gt, Ge, FEq, FNe, FLt, FLe, FGt, FGe,
