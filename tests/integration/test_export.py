@@ -385,7 +385,7 @@ def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path:
 
 
 def in_the_place_of(tree: Path) -> None:
-    """Replace the exported tree with a user's folder, with the same inode number if the file system reuses numbers."""
+    """Replace the exported tree with a user's folder, which gets the same inode number if the file system reuses it."""
     number, spares = tree.stat().st_ino, tree.with_name("spares")
     shutil.rmtree(tree)
     spares.mkdir()
