@@ -645,7 +645,7 @@ def test_a_socks_proxy_without_pysocks_is_reported(
 
 
 def test_a_program_timeout_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiled program sleeps, like a program under an emulator that hangs."""
+    """The compiled program sleeps, which simulates an emulator that hangs."""
     compiler = tmp_path / "odd-g++"
     compiler.write_text('#!/bin/sh\nprintf "#!/bin/sh\\nexec sleep 60\\n" >"$3"\nchmod 755 "$3"\n')
     compiler.chmod(0o755)

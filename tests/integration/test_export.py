@@ -746,7 +746,7 @@ def test_an_unusable_destination_is_reported(
 @needs_root
 @pytest.mark.parametrize("there", [False, True])
 def test_a_read_only_disk_is_reported(config: Config, tmp_path: Path, there: bool) -> None:
-    """The read-only disk contains an earlier export, or none."""
+    """The read-only disk contains an earlier export or no export."""
     if there:
         export(config, destination=tmp_path / "nfsroot")
     subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
