@@ -4,5 +4,6 @@
 
 Each benchmark is a module with a function ``measure`` that takes a ``Workspace`` and returns a ``Result``. The
 benchmarks use a separate folder and separate image names, so they leave the user's build unchanged. The report shows
-each measured figure and whether it meets its goal. Goals are not tests, because the figures depend on the machine.
+each measured figure and whether it meets its goal. No test checks the goals, because the
+figures depend on the machine.
 """

@@ -127,7 +127,7 @@ def lean_settings() -> dict[str, str]:
 
 
 def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
-    """Return two times in seconds: to create a minimal root, and to add the packages with emulated RUN instructions."""
+    """Return the seconds to create a minimal root, and those to add the packages with emulated RUN instructions."""
     config = workspace.config
     target = config.image.target
     tar = workspace.folder / "minimal.tar"

@@ -154,14 +154,14 @@ def _imports_of(found: Round) -> str:
 
 
 def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
-    """Insert ``text`` between the pattern's groups. Raises CommandFailed unless the pattern matches the source once."""
+    """Put ``text`` between the pattern's two groups. Raises CommandFailed unless there is exactly one match."""
     made, count = pattern.subn(rf"\g<1>{text}\g<2>", source)
     if count != 1:
         raise CommandFailed(
             "the kernel's source does not match this benchmark's pattern",
-            expected=f"one match of {pattern.pattern}",
+            expected=f"exactly one match of the pattern {pattern.pattern}",
             found=f"{count} matches",
-            fix="adapt the pattern in benchmarks/device.py",
+            fix="adapt the pattern in benchmarks/device.py to the kernel's source",
         )
     return made
 
@@ -276,7 +276,7 @@ class Rounds:
         return access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=self._layout.client_key, known_hosts=known)
 
     def _ran(self, entry: access.SshAccess) -> tuple[float, float]:
-        """Return two times in seconds: until the result, and for imports. Raises CommandFailed for a wrong result."""
+        """Return the seconds until the result, and the seconds for imports. Raises CommandFailed for a wrong result."""
         began = time.monotonic()
         output = self._subject.run(entry)
         seconds = time.monotonic() - began

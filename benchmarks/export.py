@@ -32,7 +32,7 @@ RULE = (
 def measure(workspace: Workspace) -> Result:
     """Copy the image exactly and in the conventional way, then run the task ``export-nfsroot``.
 
-    Raises RootNeeded and any error from the copies.
+    Raises RootNeeded and any error that occurs while copying.
     """
     process.require_root("to set the owners of files", "./inv bench --name=export")
     workspace.ensure_built()

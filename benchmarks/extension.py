@@ -1,7 +1,8 @@
 """Build an extension wheel in three ways: emulated, with a native compiler in the container, and cross-compiled.
 
 Two times are compared: that of the whole wheel build by ``pip wheel`` in the container, and that of the compiler and
-linker calls alone. In all three ways, the calls use the command lines and folders of a wheel build.
+linker calls alone. In all three ways, the calls use the same command lines and folders as a
+wheel build.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ class Trial:
             raise CommandFailed(
                 "the extension's build ran no compiler",
                 expected="compiler command lines in the build's output",
-                found=f"{len(output.splitlines())} other lines",
+                found=f"{len(output.splitlines())} lines of output without a compiler command line",
                 tail=output[-2000:],
             )
         return commands

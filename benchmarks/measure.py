@@ -124,7 +124,9 @@ def observe(
     cwd: Path = ROOT,
     program: str = "benchmarks.observed",
 ) -> Observed:
-    """Run a task as a user would, and measure it. Raises CommandFailed with the last lines of its output.
+    """Run a task as a user would, and measure it.
+
+    Raises CommandFailed, with the last lines of the task's output, if the task fails.
 
     The peak is VmHWM (proc(5)) of the Python process alone, without the programs that it starts.
     """

@@ -60,9 +60,9 @@ class Run:
 def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False, against: str = "") -> Run:
     """Run one benchmark, or all of them. ``times`` is the number of repetitions of short measurements.
 
-    Each result is written immediately. The files built for the benchmarks are removed at the end, unless ``keep`` is
-    set; keeping them makes the next run of a single benchmark faster. ``against`` is the path of a torch wheel
-    that ``cpu`` also measures. Raises UserError for an unknown name.
+    Each result is written when its benchmark ends. The files built for the benchmarks are removed at the end, unless
+    ``keep`` is set; keeping them makes the next run of a single benchmark faster. ``against`` is the path of a torch
+    wheel that ``cpu`` also measures. Raises UserError for an unknown name.
     """
     if against and name != "cpu":
         raise UserError(
@@ -77,7 +77,7 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False,
         chosen = {item: measure for item, measure in chosen.items() if item != "torch"}
     if times < 1:
         raise UserError(
-            "at least one run is needed",
+            "each benchmark requires at least one run",
             expected="--times of 1 or more",
             found=str(times),
             fix="pass --times=1 or more",

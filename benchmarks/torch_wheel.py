@@ -1,8 +1,8 @@
 """Compile a few of torch's objects in three ways, and estimate the time of the whole build under emulation.
 
 The sources and command lines are from the build tree of ``./inv build-torch``, without ccache. The sources belong to
-c10, because c10 does not include headers of other libraries, which exist only in the builder image. All three ways use
-GCC; the recipe's own compiler is also measured.
+c10, because c10 includes no headers of other libraries: such headers exist only in the builder image. All three ways
+use GCC; the recipe's own compiler is also measured.
 """
 
 from __future__ import annotations

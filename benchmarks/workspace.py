@@ -31,7 +31,8 @@ from wheels.wheelhouse import wheelhouses
 class Workspace:
     """The user's configuration with the build folder and image name of the benchmarks, and the folder for results.
 
-    ``times`` is the number of repetitions of short measurements. ``against`` is the path of ``cpu``'s second wheel.
+    ``times`` is the number of repetitions of short measurements. ``against`` is the path of the second
+    wheel that the benchmark ``cpu`` measures.
     """
 
     config: Config
@@ -125,7 +126,7 @@ class Workspace:
         return {found.step: found for path in paths if (found := Manifest.read(path)) is not None}
 
     def stamps(self) -> dict[str, int]:
-        """Return the modification time of each step's manifest. When a step runs, this time changes."""
+        """Return the modification time of each step's manifest, which changes when the step runs."""
         paths = self.config.target_root.glob(f"*{MANIFEST_SUFFIX}")
         return {path.name: path.stat().st_mtime_ns for path in paths}
 

@@ -74,7 +74,7 @@ def opened(path: Path) -> Tensor:
 
 
 def frame(source: str) -> Tensor:
-    """Return a frame from a camera (its number), a video file or a URL, in the same format as ``opened``."""
+    """Return a frame from a camera (its number), a video file or a URL, in the format that ``opened`` returns."""
     try:
         import cv2
     except ImportError:

@@ -167,7 +167,7 @@ def built(product_config: Config) -> main_job.Built:
     """Build and check the system image, unless the existing one is up to date.
 
     The first process builds the image; others wait and reuse it, because a second simultaneous build would be refused.
-    No process waits for tests that build something else in the shared folder and hold a different lock for minutes.
+    A process does not wait for tests that build something else in the shared folder and hold another lock for minutes.
     """
     needs_the_machine()
     ensure_running(product_config)

@@ -53,14 +53,15 @@ class Row:
 
     @property
     def instructions(self) -> int:
-        """The number of all executed instructions."""
+        """The total number of executed instructions."""
         return self.by_class.total() if self.by_class else 0
 
 
 def measure(workspace: Workspace) -> Result:
     """Count the workloads' instructions with the image's wheel and, if given, the wheel ``workspace.against``.
 
-    Raises PlatformMismatch for a target other than armhf, ArtefactMissing if a wheel is missing, and CommandFailed.
+    Raises PlatformMismatch for a target other than armhf, ArtefactMissing if a wheel is missing, and CommandFailed if
+    a program fails.
     """
     config = workspace.user
     if config.image.target.debian != "armhf":
@@ -195,7 +196,7 @@ def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
 
 
 def figures(rows: Sequence[Row], before: Sequence[Row] | None) -> tuple[Figure, ...]:
-    """Return the figures for import and memory, the ratios to the other wheel, and the ratios of int8 to float32."""
+    """Return the figures for ``import torch``, the ratios to the other wheel, and the ratios of int8 to float32."""
     new = {row.name: row for row in rows}
     old = {row.name: row for row in before or ()}
     start = new[IMPORT]

@@ -108,7 +108,7 @@ def read(path: Path) -> dict[int, Region]:
             "the program exited before its list of blocks was complete",
             expected=f"a complete list of blocks in {path}",
             found=f"{len(lines)} lines, the last of which is not 'end'",
-            fix="read the program's output in the log",
+            fix="read the program's output in benchmarks/logs in the build folder",
         )
     executed: dict[int, dict[int, int]] = {}
     resident: dict[int, int] = {}

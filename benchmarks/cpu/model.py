@@ -43,7 +43,7 @@ class Modelled:
 
 
 def modelled(tools: Path, region: Region) -> Modelled | None:
-    """Model the hottest blocks of a region; None if llvm-mca supports none of them. Raises CommandFailed."""
+    """Model the hottest blocks of a region; return None if llvm-mca supports no block. Raises CommandFailed."""
     hottest = region.hottest(BLOCKS)
     per_run = cycles_of(tools, [block for block, _ in hottest])
     known = [(cycles, block, times) for cycles, (block, times) in zip(per_run, hottest, strict=True) if cycles]
@@ -54,7 +54,10 @@ def modelled(tools: Path, region: Region) -> Modelled | None:
 
 
 def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
-    """Estimate each block's mean cycles over many executions in a row; 0 for blocks with an unsupported instruction."""
+    """Estimate each block's mean cycles over many executions in a row.
+
+    The estimate is 0 for a block with an unsupported instruction.
+    """
     found = [0.0] * len(blocks)
     for encoding in _ENCODINGS:
         left = [number for number, cycles in enumerate(found) if not cycles]

@@ -24,7 +24,7 @@ MARK = 0x43500000
 
 
 def mark(region: int) -> None:
-    """Start a region, or end the current one if ``region`` is 0, by an invalid system call that the plugin detects."""
+    """Start a region, or end the current one if ``region`` is 0, via an invalid system call that the plugin detects."""
     with contextlib.suppress(OSError):
         os.close(MARK + region)
 

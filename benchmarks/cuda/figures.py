@@ -72,12 +72,12 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Return Markdown prose, wrapped at less than 100 characters."""
+    """Return Markdown prose, wrapped to less than 100 characters per line."""
     return textwrap.fill(text, 99, break_long_words=False, break_on_hyphens=False)
 
 
 def _skipped(tests: dict[str, Any]) -> str:
-    """Return how many tests were skipped, and why, from pytest's lines ``SKIPPED [COUNT] FILE:LINE: REASON``."""
+    """Return the number of skipped tests, and the reasons in pytest's lines ``SKIPPED [COUNT] FILE:LINE: REASON``."""
     reasons = [_SKIP.sub(lambda found: f"{found[1]}: {found[2]}", line) for line in tests["skips"]]
     return f"{tests['skipped']} skipped" + (f" ({'; '.join(reasons)})" if reasons else "")
 

@@ -145,8 +145,8 @@ def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[st
 def main() -> int:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--wheel", type=Path, help="a wheel of pitorch-cuda-ops")
-    parser.add_argument("--build", metavar="ARCHITECTURES", help="build the wheel here, for these architectures")
+    parser.add_argument("--wheel", type=Path, help="path of a pitorch-cuda-ops wheel")
+    parser.add_argument("--build", metavar="ARCHITECTURES", help="build the wheel here, for these GPU architectures")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--skip", action="append", default=[], choices=["tests", "sanitizer", "speed", "timing"])
     options = parser.parse_args()

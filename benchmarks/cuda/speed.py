@@ -132,7 +132,7 @@ def compare(
 
 
 def _tenths(mine: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 10th, 50th and 90th percentile of the ratios of two candidates' rounds."""
+    """Return the 10th, 50th and 90th percentile of the ratio of two candidates' times, computed for each round."""
     each = statistics.quantiles((a / b for a, b in zip(mine, others, strict=True)), n=10, method="inclusive")
     return each[0], each[4], each[8]
 
@@ -297,7 +297,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Measure the host time per call to the other operators. One matrix has only a few rows, which are long."""
+    """Measure the host time per call to all operators except add2. One matrix has only a few rows, which are long."""
     import torch
 
     ops = torch.ops.cuda_ops

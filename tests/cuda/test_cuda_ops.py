@@ -169,7 +169,10 @@ def test_softmax_of_long_rows(kind: torch.dtype, width: int) -> None:
 @types
 @pytest.mark.parametrize("width", [257, 1001, 8191, 70001])
 def test_softmax_of_an_odd_part_of_each_row(kind: torch.dtype, width: int) -> None:
-    """The rows start at unaligned addresses. The input rows have the alignment of the output rows, or another one."""
+    """The rows start at unaligned addresses.
+
+    Input and output rows have the same alignment in one case, and different alignments in the other.
+    """
     for distance in (width + 8, width + 3):
         x = (torch.randn(40, distance, device="cuda") * 4).to(kind)[:, :width]
         softmax_close(cuda_ops.softmax(x), x)

@@ -7,7 +7,7 @@
 Each case has a bound for the ratio of the largest difference to the largest magnitude in the case. A bound of zero
 requires bit-identical results. Integers and booleans must always be identical.
 The file also contains a partly trained network, whose training the other machine continues, and a script that the other
-machine runs. In addition, the file contains a tensor in the older format of torch.save, not a ZIP archive.
+machine runs. In addition, the file contains a tensor in torch.save's older format, which is not a ZIP archive.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ print("failed:", *failed)
 @only_our_torch
 @pytest.mark.new_interpreter
 def test_omitted_modules_are_imported_on_first_use() -> None:
-    """The program tests names, meta kernels in several threads, the refusal of a second kernel, and numpy."""
+    """The program tests names, meta kernels in several threads, the rejection of a second kernel, and numpy."""
     argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(LEFT_OUT), " ".join(REACHABLE)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["imported:", "failed:"], done.stdout + done.stderr

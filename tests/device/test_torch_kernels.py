@@ -28,7 +28,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def right(found: Tensor, function: Callable[..., Tensor], *inputs: Tensor | None) -> bool:
-    """Check that the result agrees with that in float64, relative to the sum of the products' magnitudes."""
+    """Check that the error against float64 is small relative to the sum of the products' magnitudes."""
     wide = [None if item is None else item.detach().double() for item in inputs]
     wanted = function(*wide)
     scale = function(*(None if item is None else item.abs() for item in wide))

@@ -766,7 +766,10 @@ setup(name="needs-torch", version=f"{os.environ['MINE']}+{metadata.version('torc
 def test_build_that_requires_torch_gets_the_images_torch(
     built: main_job.Built, own_wheelhouse: Config, tmp_path: Path
 ) -> None:
-    """Build with and without build isolation. The second build reads an environment variable that the caller set."""
+    """Build one wheel with build isolation and one without.
+
+    The second build reads an environment variable that the caller set.
+    """
     assert built.manifests
     isolated = '[build-system]\nrequires = ["setuptools", "torch"]\n'
     project(tmp_path / "first", setup_py=NEEDS_TORCH, pyproject_toml=isolated)

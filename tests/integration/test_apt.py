@@ -369,7 +369,7 @@ def test_configured_mirror_takes_precedence() -> None:
 
 
 def test_trailing_slash_of_a_mirror_is_ignored() -> None:
-    """Because of a trailing slash, pitorch once searched the main archive for the security pocket, and left it out."""
+    """A trailing slash once made pitorch search the main archive for the security pocket, and omit the pocket."""
 
     def places(**image: str) -> list[str]:
         return [item.uri for item in apt.sources_for(load_config({"image": image}), Path("/nonexistent"))]

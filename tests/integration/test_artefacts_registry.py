@@ -617,7 +617,7 @@ COMPILERS = {
 
 
 def small_builder() -> bytes:
-    """Make a root's tar whose programs report the packages and compilers of torch's builder."""
+    """Make the tar of a root whose programs report the packages and compilers of torch's builder."""
     files = nasty_image.with_libraries("sh")
     outputs = {"dpkg-query": "\n".join(map(" ".join, LISTED.items()))}
     outputs |= {name: f"{text}\nmore" for name, text in COMPILERS.items()}

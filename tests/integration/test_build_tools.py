@@ -168,7 +168,7 @@ wc -l <small.c
 def test_native_cython_generates_the_same_code(
     built: main_job.Built, client: docker.DockerClient, product_config: Config, tmp_path: Path
 ) -> None:
-    """The test changes the installed Cython's source, so that the second translation runs it, not the native Cython."""
+    """The test changes the installed Cython's source, so the second translation runs this Cython, not a native one."""
     assert built.manifests
     main_job.ready_workbench(product_config)
     settings, mounts = pip_settings.of_this_pc(), stand_ins(product_config)

@@ -112,7 +112,7 @@ EARLY_ENDS = {
 
 @pytest.mark.parametrize("way", EARLY_ENDS)
 def test_suite_that_ends_early_does_not_pass(tmp_path: Path, way: str) -> None:
-    """Tests that did not run are errors in the evidence and in the JUnit file."""
+    """Tests that did not run are recorded as errors in the evidence and in the JUnit file."""
     second, plugin, named, reason = EARLY_ENDS[way]
     write_suite(tmp_path / "suite", a="def test_first(): pass", b=second, c="def test_third(): pass")
     (tmp_path / "suite" / "conftest.py").write_text(plugin)

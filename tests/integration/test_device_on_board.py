@@ -556,7 +556,7 @@ def test_a_running_board_uses_the_deployed_files(board: Board, config: Config, t
 
 
 def test_the_machine_powers_off_on_request(board: Board) -> None:
-    """This must be the last test that uses the board, which may close the connection before it responds."""
+    """This must be the last test that uses the board. The board may close the connection before it responds."""
 
     def power_off() -> None:
         board.run("touch", "/run/poweroff")

@@ -1,6 +1,6 @@
-"""Tests of the results of doctor's checks, with and without each problem.
+"""Tests of the results of doctor's checks, with and without the problem that a check detects.
 
-The tests create problems with the machine in separate namespaces. In a user namespace, a test can mount a tmpfs of any
+The tests simulate problems of the machine in separate namespaces. In a user namespace, a test can mount a tmpfs of any
 size. Since Linux 6.7, a user namespace also has its own binfmt_misc, in which no emulator is registered at first.
 """
 
@@ -357,7 +357,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_build_folder_of_another_user_is_reported(tmp_path: Path) -> None:
-    """The check fails, although ``writable`` returns the temporary folder if a folder is not writable."""
+    """The check fails if the build folder is not writable, although ``writable`` then returns the temporary folder."""
     with tempfile.TemporaryDirectory(prefix="pitorch-theirs-") as name:
         Path(name).chmod(0o755)
         assert writable(Path(name)) == Path(name)
@@ -645,7 +645,7 @@ def test_a_socks_proxy_without_pysocks_is_reported(
 
 
 def test_a_program_timeout_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiled program sleeps, like a program under an emulator that hangs."""
+    """The compiled program sleeps, which simulates an emulator that hangs."""
     compiler = tmp_path / "odd-g++"
     compiler.write_text('#!/bin/sh\nprintf "#!/bin/sh\\nexec sleep 60\\n" >"$3"\nchmod 755 "$3"\n')
     compiler.chmod(0o755)

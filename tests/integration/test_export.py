@@ -385,7 +385,7 @@ def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path:
 
 
 def in_the_place_of(tree: Path) -> None:
-    """Replace the exported tree with a user's folder, with the same inode number if the file system reuses numbers."""
+    """Replace the exported tree with a user's folder, which gets the same inode number if the file system reuses it."""
     number, spares = tree.stat().st_ino, tree.with_name("spares")
     shutil.rmtree(tree)
     spares.mkdir()
@@ -746,7 +746,7 @@ def test_an_unusable_destination_is_reported(
 @needs_root
 @pytest.mark.parametrize("there", [False, True])
 def test_a_read_only_disk_is_reported(config: Config, tmp_path: Path, there: bool) -> None:
-    """The read-only disk contains an earlier export, or none."""
+    """The read-only disk contains an earlier export or no export."""
     if there:
         export(config, destination=tmp_path / "nfsroot")
     subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)

@@ -26,7 +26,7 @@ License: GPL-2+
 
 @pytest.fixture
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Make the archive in a folder with a short name, because the path of gpg-agent's socket has at most 107 bytes."""
+    """Make the archive in a folder with a short name, because the path of gpg-agent's socket must fit in 107 bytes."""
     with contextlib.closing(World(tmp_path_factory.mktemp("world"))) as made:
         made.debian.components = ("main", "non-free-firmware")
         made.debian.add(Package(name="base-files", essential=True))

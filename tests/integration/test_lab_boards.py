@@ -78,7 +78,10 @@ def emulated_board(config: Config) -> Iterator[str]:
 
 @pytest.fixture
 def made(exported_config: Config, no_other_build: None) -> Iterator[Config]:
-    """Yield the shared build's configuration for runs that deploy to boards. Remove the reports before and after."""
+    """Yield the shared build's configuration for runs that deploy to boards.
+
+    Reports are removed before and after the test.
+    """
     folders = [bootable(exported_config).target_root / name for name in ("lab", "lab-check")]
     for folder in folders:
         files.remove(folder)

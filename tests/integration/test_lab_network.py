@@ -128,7 +128,10 @@ class Pc:
     def run(
         self, suite: Path, action: str = "on_place a", environment: Mapping[str, str] | None = None
     ) -> Iterator[subprocess.Popen[str]]:
-        """Run the suite in a process with ``action``, a function of device.lab.run; kill the process at the end."""
+        """Run the suite in a process, which is killed at the end.
+
+        ``action`` consists of the name of a function in device.lab.run and the function's argument.
+        """
         words = self.words("-c", RUN, json.dumps(self.settings), suite, action)
         pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}
         with subprocess.Popen(words, cwd=ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True) as task:
@@ -239,7 +242,7 @@ def test_a_pc_without_network_loses_only_its_own_boards(lab: Lab) -> None:
 
 
 def waiting(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """Return a suite and two paths: the suite creates the file at the second path and waits for the first."""
+    """Return a suite and two paths: the suite creates the second file, and waits until the first file exists."""
     started, go = tmp_path / "started", tmp_path / "go"
     text = WAITS.format(started=str(started), go=str(go), limit_s=300)
     return write_suite(tmp_path / "suite", a=text, b="def test_after(): pass"), go, started

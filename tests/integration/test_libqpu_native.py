@@ -26,7 +26,7 @@ FUZZ_RUNS = {"fuzz-isa": 50_000, "fuzz-assemble": 1_000_000, "fuzz-object": 1_00
 
 @pytest.fixture(scope="module")
 def tree(product_config: Config) -> Path:
-    """Build libqpu and its tests; return the build folder. Later runs reuse it, and compile only what changed."""
+    """Build libqpu and its tests; return the build folder. Later runs reuse this folder and compile only changes."""
     for program in ("cmake", "ninja", "g++"):
         if shutil.which(program) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")

@@ -272,7 +272,10 @@ def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> N
 
 @pytest.mark.expensive
 def test_the_image_is_pushed_and_the_registry_confirms_it(built: main_job.Built, product_config: Config) -> None:
-    """The engine takes a minute to compress a gigabyte; test_registry.py pushes small images."""
+    """The test is expensive, because the engine takes a minute to compress a gigabyte.
+
+    test_registry.py pushes small images.
+    """
     settings = local_registry.Settings(folder=product_config.build_root / "registry")
     with local_registry.serve(settings) as running:
         config = dataclasses.replace(

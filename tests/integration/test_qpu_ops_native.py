@@ -47,12 +47,12 @@ class NativeChecks:
 
     @property
     def python(self) -> Path:
-        """The environment's interpreter."""
+        """The path of the environment's Python interpreter."""
         return native.python_of(self.config)
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables for the interpreter."""
+        """The environment variables for the interpreter."""
         return native.environment_of(self.config)
 
     @property

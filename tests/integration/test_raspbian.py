@@ -307,7 +307,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
 
 
 def small_root(real: Real, config: Config, folder: Path) -> Path:
-    """Build a root's tar with the board's kernel from the served archives, using the project's code."""
+    """Build the tar of a root with the board's kernel from the served archives, using the project's code."""
     mirror = ran(config, "mirror")["mirror"]
     packages = ("apt", "linux-image-rpi-v7", "raspi-firmware")
     with Context(config) as context:

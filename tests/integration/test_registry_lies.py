@@ -133,7 +133,7 @@ class Front(http.server.ThreadingHTTPServer):
         self.send: Callable[[Handler, bytes], object] = lambda handler, body: handler.wfile.write(body)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing: in some tests the client closes the connection."""
+        """Print nothing, because in some tests the client closes the connection."""
 
     @property
     def address(self) -> str:

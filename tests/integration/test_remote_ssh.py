@@ -82,7 +82,7 @@ class Running:
         return total
 
     def lose(self, seen: list[Path]) -> None:
-        """Wait until the session's program computes, record its file, and end the SSH login like a lost connection."""
+        """Wait until the session's program computes, record its file, and simulate a lost connection."""
         (word,) = eventually(self.loaders)
         seen.append(Path(word))
         eventually(lambda: self.busy_s() > BUSY_S)

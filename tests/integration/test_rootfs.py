@@ -176,7 +176,7 @@ def test_only_matching_byte_code_gets_the_source_time(tmp_path: Path) -> None:
 
 
 def test_a_damaged_package_is_reported_with_its_fix(tmp_path: Path) -> None:
-    """Each of the two programs in the pipe detects damage: a file that is not a package, and a truncated package."""
+    """The programs in the pipe detect two kinds of damage: a file that is not a package, and a truncated package."""
     (tmp_path / "whole/DEBIAN").mkdir(parents=True)
     (tmp_path / "whole/DEBIAN/control").write_text(
         "Package: whole\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\nDescription: x\n"

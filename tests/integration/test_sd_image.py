@@ -104,7 +104,7 @@ class Card:
 
 
 def unpacked(config: Config, place: Path) -> tuple[Path, Path, Path]:
-    """Return the raw image and copies of its two partitions, at the offsets of its partition table."""
+    """Return the raw image and copies of its two partitions, read at the offsets in the image's partition table."""
     raw = place / "card.img"
     with lzma.open(Folder.of(config).image) as source, raw.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)

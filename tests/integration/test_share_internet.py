@@ -301,7 +301,7 @@ def test_a_failed_revert_is_reported_and_retried(net: Net) -> None:
 
 
 def test_rules_are_added_to_all_chains_or_none(net: Net) -> None:
-    """The second chain is owned by a process, so that other processes cannot change it."""
+    """A process owns the table of the second chain, so other processes cannot change the chain."""
     net.run(net.gateway, "nft", "add table ip filter")
     net.run(net.gateway, "nft", "add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; }")
     with subprocess.Popen(

@@ -46,7 +46,7 @@ task(*sys.argv[1:])
 
 
 def little_root() -> bytes:
-    """Make a root's tar with this machine's shell and ``sleep``."""
+    """Make the tar of a root with this machine's shell and ``sleep``."""
     bash = nasty_image.with_libraries("bash")
     return nasty_image.root_of({**bash, "bin/sh": bash["bin/bash"], **nasty_image.with_libraries("sleep")})
 

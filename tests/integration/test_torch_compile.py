@@ -227,7 +227,7 @@ def test_a_killed_compiler_raises_memoryexhausted(tree: Path, builder: building.
 def test_processes_killed_by_the_kernel_are_reported(
     builder: building.Builder, client: docker.DockerClient, image: str
 ) -> None:
-    """An OOM kill in another container represents a compiler that is killed without output."""
+    """An OOM kill in another container simulates that of a compiler, which is killed without output."""
     builder.home.mkdir(parents=True)
     with pytest.raises(CommandFailed) as failed:
         builder.run(["sh", "-c", "exit 1"])

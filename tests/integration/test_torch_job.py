@@ -46,7 +46,7 @@ class StandIn:
         self.built = 0
 
     def versions(self) -> dict[str, str]:
-        """Return versions as in a builder image."""
+        """Return package and compiler versions like those of a builder image."""
         return {"g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1", "compiler": "g++ 14.2.0"}
 
     def older(self) -> tuple[list[building.Builder], list[building.Builder]]:

@@ -455,7 +455,7 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [0, 128 << 10])
 def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int) -> None:
-    """The data is incompressible and the goal is 2 MB. The wheel itself adds a few hundred bytes."""
+    """The data is incompressible, and the goal for the wheel is 2 MB. The wheel format adds a few hundred bytes."""
     assert audit.GOAL_MB == 60
     monkeypatch.setattr(audit, "GOAL_MB", 2)
     warnings = examined(torch_of(tmp_path, {"torch/large": os.urandom(2_000_000 - (32 << 10) + more)})).warnings
@@ -830,7 +830,7 @@ print("an extension of", torch.__version__, "computes")
 def test_a_cpp_extension_shares_the_threads_of_torch(
     workbench: Mapping[str, Manifest], product_config: Config, client: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """The extension is built with torch.utils.cpp_extension; its objects and the wheel's share an ABI and OpenMP."""
+    """torch.utils.cpp_extension builds the extension, which has the same ABI and OpenMP library as the wheel."""
     assert workbench["torch"].facts["self-contained"]
     for name, text in EXTENSION.items():
         (tmp_path / name).write_text(text)

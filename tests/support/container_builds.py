@@ -122,7 +122,7 @@ def container_and_cross_builds_agree(
 ) -> None:
     """Assert that pip in the container builds the extension's wheel with the same files as cross-compilation.
 
-    If ``small`` is set, both build ``small_recipe``. Otherwise, pip's wheel is compared with that of the main job.
+    If ``small`` is set, both build ``small_recipe``; otherwise, pip's wheel is compared with that of the main job.
     """
     data = small_recipe(folder / "recipe") if small else recipe.load("qpu_ops")
     with Context(config) as context:

@@ -100,7 +100,7 @@ def lower_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
 
 
 def upper_layer() -> list[tuple[tarfile.TarInfo, bytes]]:
-    """Return the upper layer: whiteouts, an opaque folder, changes of type, and one of two hard links replaced."""
+    """Return the upper layer: whiteouts, an opaque folder, changes of type, and a file that replaces a hard link."""
     return [
         folder("var"),
         entry("var/.wh.gone"), entry("var/.wh.removed"),

@@ -22,7 +22,7 @@ class Bessel(nn.Module):  # type: ignore[misc]
 
 
 def same() -> Any:
-    """Return a model of integers that also returns its unchanged input."""
+    """Return a model that computes with integers and also returns its unchanged input."""
 
     class Same(nn.Module):  # type: ignore[misc]
         def forward(self, x: Any) -> Any:

@@ -23,7 +23,7 @@ ARMHF, TRIXIE = ARCHITECTURES["armhf"], load_suite("trixie")
 
 
 def root(path: Path, files: dict[str, str], links: dict[str, str] | None = None) -> Path:
-    """Make a root's tar with some files and symbolic links."""
+    """Make the tar of a root with some files and symbolic links."""
     folders = {str(parent) for name in {**files, **(links or {})} for parent in Path(name).parents} - {"."}
     with tarfile.open(path, "w") as archive:
         for name in sorted(folders - {*(links or {})}):

@@ -38,7 +38,7 @@ print(json.dumps({
 
 
 class Tasks(typing.NamedTuple):
-    """All tasks in tasks.py with their options, and the tasks that the command line lacks."""
+    """All tasks in tasks.py with their options, and the tasks that are not available on the command line."""
 
     options: dict[str, list[str]]
     left_out: list[str]

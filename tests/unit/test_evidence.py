@@ -332,7 +332,7 @@ def test_deployed_wheel_replaces_the_one_of_the_image(chain: Chain) -> None:
 
 
 def test_wheels_of_a_pulled_image_are_unknown(chain: Chain) -> None:
-    """The wheels are unknown even if an image and a wheel were built on this PC as well."""
+    """The wheels of a pulled image are unknown even if an image and a wheel were also built on this PC."""
     chain.build_image(IMAGE, wheels=[EXTENSION, TORCH])
     built_wheel(chain, "local")
     chain.export(NEWER)

@@ -1,4 +1,4 @@
-"""Tests that a process is identified by its number and creation time."""
+"""Tests that a process is identified by its process ID and creation time."""
 
 from __future__ import annotations
 

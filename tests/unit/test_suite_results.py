@@ -63,7 +63,7 @@ def paths(config: Config) -> Paths:
 
 @pytest.fixture
 def running(config: Config, paths: Paths, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a run that is waiting for its board."""
+    """Start a run that waits for its board."""
     argv = [sys.executable, "-c", RUN, json.dumps(settings(tmp_path)), NOBODY]
     started = subprocess.Popen(argv, cwd=ROOT, start_new_session=True)
     try:
