@@ -234,7 +234,7 @@ _Entry = tuple[str, File, bytes]
 
 
 def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
-    """Return a system with its tree's entries. Raises UserError if the tree contains no Debian package."""
+    """Return the system with the contents of its tree. Raises UserError if the tree contains no Debian package."""
     system.files = {}
     for path, file, content in entries:
         if path in _OF_EXPORT:
