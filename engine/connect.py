@@ -102,7 +102,7 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
         # docker-py does not validate the file.
         raise EngineUnavailable(
             "docker's configuration file for this user cannot be read",
-            expected="a JSON object in ~/.docker/config.json or, with DOCKER_CONFIG, in $DOCKER_CONFIG/config.json",
+            expected="a JSON object in config.json in ~/.docker or in the folder that DOCKER_CONFIG names",
             found=str(fault),
             fix="repair or remove this configuration file",
         ) from fault

@@ -33,7 +33,8 @@ def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
 
     ``all_proxy`` is omitted: if it names an HTTP proxy, dockerd ignores it; if it names a SOCKS proxy, dockerd uses it
     in addition to ``http_proxy`` and ``https_proxy`` (observed with 20.10). The only SOCKS scheme that Go's HTTP
-    client supports is ``socks5``; it lets the proxy resolve host names, as other programs do for ``socks5h``.
+    client supports is ``socks5``. With this scheme, the proxy resolves host names, as with ``socks5h`` in other
+    programs.
     """
     source = os.environ if environ is None else environ
     passed = {**source, **build_environment(source)}

@@ -219,7 +219,7 @@ def _wait_for_process(daemon: Daemon, offset: int) -> psutil.Process:
 
 
 def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: int = 0) -> EngineInfo:
-    """Wait until the daemon's address responds; ``started`` is None for an engine that systemd runs."""
+    """Wait until the engine at the daemon's address responds; ``started`` is None for an engine that systemd runs."""
     deadline = time.monotonic() + _START_LIMIT_S
     while True:
         with contextlib.suppress(EngineUnavailable):

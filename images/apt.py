@@ -599,7 +599,7 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
                 f"the source package {package} {version} cannot be fetched",
                 expected=f"the source package in one of these archives: {places}",
                 found=complaints[0] if complaints else fault.found,
-                fix="check the network, and set image.mirror to a mirror that provides source packages",
+                fix="check the network; if it works, set image.mirror to a mirror that provides source packages",
             ) from fault
 
 
@@ -623,7 +623,7 @@ def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -
                 f"{place.name} cannot be fetched",
                 expected=f"{uri} with SHA-256 {sha256}",
                 found=complaints[0] if complaints else fault.found,
-                fix="check the network, and set image.mirror to a mirror that provides source packages",
+                fix="check the network; if it works, set image.mirror to a mirror that provides source packages",
             ) from fault
         aside.replace(place)
 

@@ -141,7 +141,7 @@ def target_flavour(image: ImageConfig) -> Flavour:
 
 
 def kernel_archive(image: ImageConfig) -> Flavour | None:
-    """Return the separate archive that provides the kernel, or None if the distribution provides the kernel.
+    """Return the separate archive that provides the kernel, or None if the image does not use one.
 
     Raises ConfigError if the separate archive has no kernel for the architecture.
     """

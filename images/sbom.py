@@ -164,7 +164,10 @@ def _status_of(tar: Path, folder: Path) -> Path:
 
 
 def _sums(packages: Iterable[str]) -> dict[str, str]:
-    """Map each package (NAME_VERSION_ARCHITECTURE) to its SHA-256. Each line has a package's SHA-256 and file name."""
+    """Map each package (NAME_VERSION_ARCHITECTURE) to its SHA-256.
+
+    Each line of ``packages`` has the SHA-256 and the file name of a package.
+    """
     pairs = (line.split() for line in packages)
     return {unquote(name).removesuffix(".deb"): digest for digest, name in pairs}
 
@@ -176,7 +179,7 @@ def _file_name(purl: str) -> str:
 
 
 def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Add the parts, the packages' SHA-256, and a namespace derived from the contents to an SPDX document."""
+    """Extend an SPDX document by the parts, the packages' SHA-256, and a namespace derived from the contents."""
     for item in document["packages"]:
         purls = [
             other["referenceLocator"] for other in item.get("externalRefs", ()) if other["referenceType"] == "purl"
@@ -215,7 +218,7 @@ def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mappin
 
 
 def _complete_cyclonedx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Add the parts, the packages' SHA-256, and a serial number derived from the contents to a CycloneDX document."""
+    """Extend a CycloneDX document by the parts, the packages' SHA-256, and a serial number derived from the contents."""
     for item in document["components"]:
         if "purl" in item and (found := sums.get(_file_name(item["purl"]))):
             item["hashes"] = [{"alg": "SHA-256", "content": found}]

@@ -74,8 +74,8 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
     """Share this PC's internet connection with ``nfs.subnet``, and return the state.
 
     A second call restores rules and settings that are missing. Raises RootNeeded; ProgramMissing if nft or ip is
-    missing; UserError if there is no uplink, if the uplink is in the subnet, or if a setting cannot be changed. After an
-    error, all changes are reverted, including those of an earlier call.
+    missing; UserError if there is no uplink, if the uplink is in the subnet, or if a setting cannot be changed.
+    After an error, all changes are reverted, including those of an earlier call.
     """
     process.require_root("to translate addresses", f"{_AGAIN} on")
     process.require_program("nft", "to translate the board's addresses")
