@@ -179,7 +179,7 @@ def _file_name(purl: str) -> str:
 
 
 def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Extend an SPDX document by the parts, the packages' SHA-256, and a namespace derived from the contents."""
+    """Extend an SPDX document by the parts, the packages' SHA-256, and a namespace based on the contents."""
     for item in document["packages"]:
         purls = [
             other["referenceLocator"] for other in item.get("externalRefs", ()) if other["referenceType"] == "purl"
@@ -218,7 +218,7 @@ def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mappin
 
 
 def _complete_cyclonedx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Extend a CycloneDX document by the parts, the packages' SHA-256, and a serial number derived from the contents."""
+    """Extend a CycloneDX document by the parts, the packages' SHA-256, and a serial number based on the contents."""
     for item in document["components"]:
         if "purl" in item and (found := sums.get(_file_name(item["purl"]))):
             item["hashes"] = [{"alg": "SHA-256", "content": found}]
