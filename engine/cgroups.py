@@ -1,7 +1,8 @@
 """Mount the cgroup hierarchies that dockerd needs.
 
-On a machine with systemd, systemd mounts them. In a container without systemd, this module does the same as the
-cgroupfs-mount package: it mounts the unified hierarchy, unless controllers are bound to version 1.
+On a machine with systemd, systemd mounts these hierarchies. In a container without systemd, this module does the same
+as the cgroupfs-mount package: if no controller is bound to cgroups version 1, it mounts the unified hierarchy;
+otherwise, it mounts one version 1 hierarchy for each bound controller.
 """
 
 from __future__ import annotations
@@ -45,4 +46,4 @@ def mount_missing(sudo: Sequence[str]) -> None:
     except FileNotFoundError:
         table = ""
     for argv in mount_commands(table, mounted):
-        process.run([*sudo, *argv], limit_s=30, fix="dockerd needs cgroups: run this container with --privileged")
+        process.run([*sudo, *argv], limit_s=30, fix="run this container with --privileged: dockerd needs cgroups")

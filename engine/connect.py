@@ -32,7 +32,7 @@ ENGINE_ERRORS = (
 
 
 class Selection(NamedTuple):
-    """The engine that the user selected. If ``host`` is empty, it is the engine at the default socket."""
+    """The engine that the user selected. An empty ``host`` selects the engine at the default socket."""
 
     host: str = ""
     source: str = "DOCKER_HOST"
@@ -41,9 +41,9 @@ class Selection(NamedTuple):
 
 
 def selected() -> Selection:
-    """Return the engine from DOCKER_HOST or docker's context.
+    """Return the engine that DOCKER_HOST or docker's context selects.
 
-    Raises EngineUnavailable if this engine cannot be used.
+    Raises EngineUnavailable if the selected engine cannot be used.
     """
     if host := os.environ.get("DOCKER_HOST", ""):
         return _supported(Selection(host))
@@ -62,7 +62,7 @@ def selected() -> Selection:
     if not host:
         raise EngineUnavailable(
             f"{source} cannot be used",
-            expected="a context that docker context ls lists, with the address of an engine",
+            expected="a context that docker context ls lists and that contains the address of an engine",
             found=found,
             fix=f"{undo}, or create the context: docker context create {name}",
         )
@@ -102,7 +102,7 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
         # docker-py does not validate the file.
         raise EngineUnavailable(
             "docker's configuration file for this user cannot be read",
-            expected="a JSON object in ~/.docker/config.json (or in config.json in the folder DOCKER_CONFIG)",
+            expected="a JSON object in config.json in ~/.docker or in the folder that DOCKER_CONFIG names",
             found=str(fault),
             fix="repair or remove this configuration file",
         ) from fault

@@ -4,7 +4,7 @@ A label on each container identifies the process that created it. If the process
 the next task removes the container before it does anything else.
 
 Build containers share the host's network, so a mirror or proxy on this machine has the same address in the container.
-Every run specifies the platform, which was verified when the image was built.
+Every container is created for an explicit platform, which was verified when its image was built.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _remove(box: Container) -> None:
     except docker.errors.NotFound:
         return
     except ENGINE_ERRORS as fault:  # only a warning, which does not mask the error that ended the block
-        progress.warn(f"the container {box.name} may not have been removed: {fault}")
+        progress.warn(f"the container {box.name} may not have been removed; the next task tries again: {fault}")
 
 
 def _end(box: Container, patience_s: float) -> None:
@@ -186,8 +186,8 @@ def run_in(
     """Run ``argv`` to completion in a new container from ``image``; write its output to ``log`` as it arrives.
 
     ``binds`` have the form ``SOURCE:TARGET:ro|rw``; ``patience_s`` is as in ``container``. Raises CommandFailed (unless
-    ``check`` is false) or CommandTimedOut (after ``limit_s`` seconds), both with the last lines of the output, or
-    EngineUnavailable if the engine stops responding in the meantime.
+    ``check`` is false) or CommandTimedOut (after ``limit_s`` seconds), both with the last lines of the output. Raises
+    EngineUnavailable if the engine stops responding.
     """
     began = time.monotonic()
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Describe a ``dockerd`` that ``./inv`` starts: its files and the record of its process.
 
-The record ``state.json`` identifies the process (toolchain.process_identity). ``./inv`` stops only the ``dockerd`` in
-this record.
+The record ``state.json`` identifies the process (toolchain.process_identity). ``./inv`` stops only the ``dockerd`` that
+``state.json`` identifies.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     """Return the proxy variables in lower and upper case, for build arguments and the build steps' environment.
 
     curl reads only the lower-case ``http_proxy``; other programs read only upper-case names. apt ignores ``all_proxy``,
-    so its value is used for ``http_proxy`` and ``https_proxy`` if they are not set. These names are Docker's predefined
-    build arguments, which are neither recorded in the image's history nor part of the build cache's key.
+    so if ``http_proxy`` or ``https_proxy`` is not set, it receives the value of ``all_proxy``. The names of the
+    variables are Docker's predefined build arguments, which are neither recorded in the image's history nor part of the
+    build cache's key.
     """
     source = os.environ if environ is None else environ
     given = {name: source.get(name) or source.get(name.upper()) or "" for name in _NAMES}
@@ -31,8 +32,9 @@ def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, st
     """Return the environment for a ``dockerd`` that is started here, with the proxies from ``build_environment``.
 
     ``all_proxy`` is omitted: if it names an HTTP proxy, dockerd ignores it; if it names a SOCKS proxy, dockerd uses it
-    in addition to ``http_proxy`` and ``https_proxy`` (observed with 20.10). Go's HTTP client supports only the scheme
-    ``socks5``, and lets the proxy resolve host names, as other programs do for ``socks5h``.
+    in addition to ``http_proxy`` and ``https_proxy`` (observed with 20.10). The only SOCKS scheme that Go's HTTP
+    client supports is ``socks5``. With this scheme, the proxy resolves host names, as with ``socks5h`` in other
+    programs.
     """
     source = os.environ if environ is None else environ
     passed = {**source, **build_environment(source)}

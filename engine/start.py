@@ -165,9 +165,9 @@ def _start(daemon: Daemon) -> EngineInfo:
 def socket_group() -> int:
     """Return the group that can access the socket of a ``dockerd`` started here. Members of the group can become root.
 
-    If the caller is root, this is root's group. For other users, it is the primary group if it has the user's name and
-    no other members; otherwise it is the group docker. Raises EngineUnavailable if the user needs the group docker but
-    is not in it.
+    For root, this is root's group. For another user, it is the user's primary group if that group has the user's name
+    and no other members; otherwise, it is the group docker. Raises EngineUnavailable if the user needs the group docker
+    but is not in it.
     """
     if os.geteuid() == 0:
         return 0
@@ -183,15 +183,15 @@ def socket_group() -> int:
     raise EngineUnavailable(
         "dockerd is not started: every member of your group could become root through its socket",
         expected="a primary group with your name and no other members, or membership in the group docker",
-        found=f"the primary group {group_name(os.getegid())}",
+        found=f"the primary group {group_name(os.getegid())}, and no membership in the group docker",
         fix="sudo groupadd --force docker && sudo usermod -aG docker $USER, then log in again",
     )
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable if another dockerd, which does not respond, uses the default paths.
+    """Raise EngineUnavailable if another dockerd uses the default paths and does not respond.
 
-    That dockerd is left running.
+    The other dockerd is left running.
     """
     if daemon.host != DEFAULT_HOST:
         return
@@ -219,7 +219,7 @@ def _wait_for_process(daemon: Daemon, offset: int) -> psutil.Process:
 
 
 def _wait_for_response(daemon: Daemon, started: psutil.Process | None, offset: int = 0) -> EngineInfo:
-    """Wait for the engine at the daemon's address; ``started`` is None for an engine that systemd runs."""
+    """Wait until the engine at the daemon's address responds; ``started`` is None for an engine that systemd runs."""
     deadline = time.monotonic() + _START_LIMIT_S
     while True:
         with contextlib.suppress(EngineUnavailable):

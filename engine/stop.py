@@ -70,7 +70,7 @@ def end_process(process: psutil.Process, name: str) -> None:
         f"{name} does not exit",
         expected=f"the process to exit within {_STOP_LIMIT_S:.0f} s of SIGTERM, or after SIGKILL",
         found=f"pid {process.pid} is still running",
-        fix="check dmesg: a process that survives SIGKILL is waiting for a disk or a file server",
+        fix="run dmesg to find the disk or file server that the process is waiting for, and restore access to it",
     )
 
 

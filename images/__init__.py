@@ -1,1 +1,1 @@
-"""Build the root filesystem and the image: flavours, apt, mmdebstrap, native tools and the Dockerfile."""
+"""Build a flavour's root filesystem and image with apt, mmdebstrap, native tools and a Dockerfile."""

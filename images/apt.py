@@ -203,7 +203,7 @@ def _mirrors(config: Config) -> dict[str, str]:
 
 
 def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
-    """Return the archives and their architectures.
+    """Return the archives that the build uses, each with its architectures.
 
     Debian's archive is always included, because ``for_root`` uses it for every image.
     """
@@ -222,7 +222,7 @@ def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
 def for_root(
     sources: tuple[Source, ...], image: ImageConfig, architectures: tuple[str, ...], packages: Sequence[str]
 ) -> tuple[Source, ...]:
-    """Return the sources for a root with these packages. The first architecture is the root's own.
+    """Return the sources for a root with these packages. The first of ``architectures`` is the root's own.
 
     A root with only the target's architecture runs on the target; it uses the target's distribution, and other archives
     if they provide one of the packages. All other roots run on this PC and use Debian, even for the target's headers
@@ -285,7 +285,7 @@ def fetch_key(key: SigningKey, path: Path) -> None:
 
 
 def _gpg(*words: str, stdin: bytes | None = None) -> str:
-    """Run GnuPG with an empty home folder, without the caller's keys and options, and return its standard output."""
+    """Run GnuPG with an empty home folder, without the caller's keys or options, and return its standard output."""
     with tempfile.TemporaryDirectory(prefix="pitorch-gpg-") as home:
         argv = ["gpg", "--homedir", home, "--batch", "--no-options", *words]
         return run(argv, stdin=stdin, check=False, merge_stderr=False).output
@@ -346,9 +346,9 @@ def _verify(sources: tuple[Source, ...], folder: Path, *, strict: bool, limit_s:
             if strict or source.pocket.name in ("main", "raspberrypi"):
                 raise MirrorPocketUnusable(
                     f"pocket {source.pocket.suite} of {source.uri} cannot be verified",
-                    expected="a signed index, and all of its files on the mirror",
+                    expected="a signed index, and all files that the index lists, on the mirror",
                     found=fault + also_not,
-                    fix="try again when the mirror has been updated, or set image.mirror"
+                    fix="try again when the mirror has been updated, or set image.mirror to another mirror"
                     + (_NEWER_KEY.format(source.keyring) if source.keyring_in_root else "")
                     + (" (image.strict makes this an error)" if strict else ""),
                 )
@@ -412,7 +412,7 @@ def _with_origin(source: Source, scratch: Path) -> Source:
             f"packages from {source.uri} cannot be distinguished from those of other archives",
             expected=f"an index of {source.pocket.suite} that names its origin, as the archive's own index does",
             found="an index without an origin",
-            fix="use the archive itself, or a mirror that is an exact copy",
+            fix=f"replace {source.uri} by the archive itself or by a mirror that is an exact copy of it",
         )
     return dataclasses.replace(source, origin=origin)
 
@@ -441,7 +441,7 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
             raise DiskFull(
                 f"no room for {_LISTS}",
                 expected=f"free space at {scratch.parent}",
-                found=f"{least[0]} bytes free while apt-get update ran, which reported: {first}",
+                found=f"only {least[0]} bytes free while apt-get update ran; apt-get reported: {first}",
                 fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
             )
         return first
@@ -461,11 +461,11 @@ def download(
 ) -> list[Path]:
     """Fetch a root's packages and their dependencies into a folder; return the files.
 
-    The first architecture is the root's own. With ``essential``, essential packages are fetched too. Packages named in
-    ``without`` (with or without an architecture) are not fetched even if others depend on them, nor are dependencies
-    that only they require. This PC's apt configuration has no effect. Files that are already in the folder are not
-    fetched again. apt's output is written to ``log``. Raises CommandTimedOut, or CommandFailed with the last lines of
-    that output.
+    The first of ``architectures`` is the root's own. With ``essential``, essential packages are fetched too. Packages
+    named in ``without`` (with or without an architecture) are not fetched even if others depend on them, nor are
+    dependencies that only they require. This PC's apt configuration has no effect. Files that are already in the folder
+    are not fetched again. apt's output is written to ``log``. Raises CommandTimedOut, or CommandFailed with the last
+    lines of apt's output.
     """
     archives.mkdir(parents=True, exist_ok=True)
     (archives / "partial").mkdir(exist_ok=True)
@@ -508,7 +508,7 @@ def download(
 def download_alone(sources: tuple[Source, ...], lists: Path, package: str, folder: Path, log: Path) -> Path:
     """Fetch one package without its dependencies into ``folder``, which must be empty; return the file.
 
-    apt's output is written to ``log``. Raises CommandTimedOut, or CommandFailed with the last lines of that output.
+    apt's output is written to ``log``. Raises CommandTimedOut, or CommandFailed with the last lines of apt's output.
     """
     architecture = sources[0].architectures[0]
     with files.scratch_folder(folder.parent, "apt") as scratch:
@@ -562,8 +562,8 @@ def _apart(scratch: Path, sources_list: str) -> list[str]:
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     """Fetch a source package's files into ``folder``; apt verifies them through the archive's signature.
 
-    Pockets that cannot be read are tried under their other names, as in ``verify``. This is safe, because the version
-    identifies the package. Raises SourceUnavailable with apt's first error.
+    Pockets that cannot be read are tried under their other names, as in ``verify``. The names cannot lead to another
+    package, because ``version`` identifies the package. Raises SourceUnavailable with apt's first error.
     """
     try:
         _fetch_source(sources, package, version, folder, log)
@@ -597,9 +597,9 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
             places = ", ".join(dict.fromkeys(source.uri for source in sources))
             raise SourceUnavailable(
                 f"the source package {package} {version} cannot be fetched",
-                expected=f"the package in {places}",
+                expected=f"the source package in one of these archives: {places}",
                 found=complaints[0] if complaints else fault.found,
-                fix="check the network and the mirror (image.mirror): it must provide source packages",
+                fix="check the network; if it works, set image.mirror to a mirror that provides source packages",
             ) from fault
 
 
@@ -623,7 +623,7 @@ def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -
                 f"{place.name} cannot be fetched",
                 expected=f"{uri} with SHA-256 {sha256}",
                 found=complaints[0] if complaints else fault.found,
-                fix="check the network and the mirror (image.mirror): it must provide source packages",
+                fix="check the network; if it works, set image.mirror to a mirror that provides source packages",
             ) from fault
         aside.replace(place)
 

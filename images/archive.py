@@ -79,7 +79,7 @@ def load(
     epoch: int,
     environment: Mapping[str, str] | None = None,
 ) -> LoadedImage:
-    """Load layers, the bottom one first, as ``reference``, and verify the platform that the engine reports.
+    """Load layers (bottom layer first) as the image ``reference``, and verify the platform that the engine reports.
 
     All but the last layer belong to an image that the engine already has; they are sent again only if the engine
     requires complete images. ``epoch`` is the creation time in Unix seconds. Raises CommandFailed or PlatformMismatch.

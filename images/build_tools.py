@@ -54,7 +54,7 @@ _PROGRAMS = (
 
 
 def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
-    """Return the additional mounts for a dev container that has the native compiler's mounts."""
+    """Return the mounts of the native build tools for a dev container that has the native compiler's mounts."""
     gnu = target.gnu
     found = {f"/usr/bin/{name}": tools / "usr/bin" / name for name in _PROGRAMS}
     paths = {place: program for place, program in found.items() if program.is_file() and not program.is_symlink()}

@@ -25,7 +25,7 @@ class SigningKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Pocket:
-    """A part of an archive that has its own index. ``mirror`` is ``main``, ``security`` or a URL."""
+    """A part of an archive, with an index of its own. ``mirror`` is ``main``, ``security`` or a URL."""
 
     name: str
     suite: str
@@ -36,7 +36,7 @@ class Pocket:
 
 @dataclass(frozen=True, kw_only=True)
 class Flavour:
-    """An archive: its pockets, and how its index is verified."""
+    """An archive: its pockets, and the keyring or key that verifies their indices."""
 
     name: str
     title: str
@@ -141,7 +141,10 @@ def target_flavour(image: ImageConfig) -> Flavour:
 
 
 def kernel_archive(image: ImageConfig) -> Flavour | None:
-    """Return the kernel's separate archive, or None. Raises ConfigError if it has no kernel for the architecture."""
+    """Return the separate archive that provides the kernel, or None if the image does not use one.
+
+    Raises ConfigError if the separate archive has no kernel for the architecture.
+    """
     if image.profile != "bootable" or image.kernel != "raspberrypi":
         return None
     archive = load_flavour("raspberrypi-kernel", image.suite)

@@ -21,7 +21,7 @@ differs, because it depends on the word size of the machine that runs the compil
 The mounts are not used for a distribution whose compiler generates different code by default (``compiles_for`` in
 images.flavour).
 
-The cross compiler does not search /usr/local/include by default; an environment variable adds this folder.
+The cross compiler does not search /usr/local/include by default; C_INCLUDE_PATH and CPLUS_INCLUDE_PATH add this folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Mounts:
 def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -> None:
     """Create the cross compiler's farm of links for a dev root as ``folder``, which is replaced if it exists.
 
-    ``dev_tar`` is the root's tar, in which the files to link to are found.
+    ``dev_tar`` is the dev root's tar; its entries determine which links are created.
     """
     gnu, gcc = target.gnu, suite.gcc
     gcc_folder = f"usr/lib/gcc/{gnu}/{gcc}"

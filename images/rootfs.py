@@ -218,7 +218,7 @@ def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
 def build_tools(
     spec: RootSpec, folder: Path, log: Path, *, standing_in: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> None:
-    """Extract native programs into ``folder``, replacing it, and list those that may replace emulated ones.
+    """Extract native programs into ``folder``, which is replaced, and list those that may replace emulated ones.
 
     ``standing_in`` lists the packages whose programs may replace emulated ones; ``without`` lists the packages to omit.
     The files belong to the calling user. Raises CommandFailed, DiskFull or NetworkUnreachable.

@@ -51,7 +51,7 @@ def add_programs(folder: Path, suite: Suite) -> None:
 
 
 def rust_mounts(folder: Path, target: Architecture, suite: Suite) -> Mounts:
-    """Return the additional mounts for a dev container that has the native compiler's mounts."""
+    """Return the mounts of the Rust toolchain for a dev container that has the native compiler's mounts."""
     triple, host = (_TRIPLES[item.debian] for item in (target, host_architecture()))
     return Mounts(
         {PLACE: folder, **{f"/usr/bin/{name}": folder / "start" / name for name in ("rustc", "cargo")}},

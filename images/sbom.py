@@ -99,11 +99,11 @@ def write(
     epoch: int,
     log: Path,
 ) -> tuple[Path, ...]:
-    """Write a root's documents into ``folder``; return their paths in the order of ``NAMES``.
+    """Write a root's bill of materials into ``folder``; return the documents' paths in the order of ``NAMES``.
 
     ``root`` is a folder or a tar. ``label`` is the system's version, such as SUITE-ARCHITECTURE. ``packages`` contains
     a line with the SHA-256 and file name of each Debian package; the SHA-256 is added to the package with the same name
-    and version. ``epoch`` is the documents' time in Unix seconds.
+    and version. ``epoch`` is the documents' creation time in Unix seconds.
 
     Raises ArtefactMissing for a root without packages; ArtefactDamaged for an invalid document; or CommandFailed.
     """
@@ -164,7 +164,10 @@ def _status_of(tar: Path, folder: Path) -> Path:
 
 
 def _sums(packages: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each NAME_VERSION_ARCHITECTURE. Each line has the SHA-256 and file name of a package."""
+    """Map each package (NAME_VERSION_ARCHITECTURE) to its SHA-256.
+
+    Each line of ``packages`` has the SHA-256 and the file name of a package.
+    """
     pairs = (line.split() for line in packages)
     return {unquote(name).removesuffix(".deb"): digest for digest, name in pairs}
 
@@ -176,7 +179,7 @@ def _file_name(purl: str) -> str:
 
 
 def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Add the parts, the packages' SHA-256, and a namespace that is derived from the contents."""
+    """Extend an SPDX document by the parts, the packages' SHA-256, and a namespace based on the contents."""
     for item in document["packages"]:
         purls = [
             other["referenceLocator"] for other in item.get("externalRefs", ()) if other["referenceType"] == "purl"
@@ -215,7 +218,7 @@ def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mappin
 
 
 def _complete_cyclonedx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Add the parts, the packages' SHA-256, and a serial number that is derived from the contents."""
+    """Extend a CycloneDX document by the parts, the packages' SHA-256, and a serial number based on the contents."""
     for item in document["components"]:
         if "purl" in item and (found := sums.get(_file_name(item["purl"]))):
             item["hashes"] = [{"alg": "SHA-256", "content": found}]

@@ -1,8 +1,8 @@
 """Build the system image: the root filesystem and one layer per recipe.
 
-The Dockerfile is rendered from a template; it depends only on the arguments. ``ADD`` unpacks the layers from tars.
-Layers that change rarely come first, so a changed QPU kernel replaces only one small layer. Only ``ldconfig`` is
-emulated.
+The Dockerfile is rendered from a template; it depends only on the arguments of ``render``. ``ADD`` unpacks the layers
+from tars. Layers that change rarely come first, so a changed QPU kernel replaces only one small layer. Only
+``ldconfig`` is emulated.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def build(
     layers: Sequence[Layer],
     architecture: Architecture,
 ) -> LoadedImage:
-    """Build the image and verify its platform. A failed build leaves no untagged images.
+    """Build the image and verify its platform. A failed build leaves no untagged images behind.
 
     Raises CommandFailed with the engine's message.
     """
@@ -180,8 +180,8 @@ def inspect(
 ) -> dict[str, Any]:
     """Import the modules and load libqpu in a container created from the image; return the versions.
 
-    ``own_libqpu`` means that the library is this project's, so that qpu-info is available. Raises CommandFailed if a
-    module does not load. The image becomes a product only if all modules and libqpu load.
+    ``own_libqpu`` states that the image contains this project's libqpu and thus qpu-info. Raises CommandFailed if a
+    module or libqpu does not load; the image then does not become a product.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:
@@ -191,7 +191,7 @@ def inspect(
             f"{reference} was built, but failed the import test",
             expected=f"libqpu.so.1 and these modules to load: {', '.join(modules) or 'none'}",
             found=fault.tail.strip()[-1500:] or fault.found,
-            fix=f"find the cause in {log}",
+            fix=f"find the cause in {log}, correct it, then run ./inv build-image again",
         ) from fault
     found: dict[str, Any] = json.loads(done.output.strip().splitlines()[-1])
     return found

@@ -3,8 +3,8 @@
 The audit reads and writes files in the tree but executes none of them, so it needs no chroot and no emulator.
 Links are resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
 
-The checks, in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that the NFS root uses
-must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
+The checks run in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that the NFS root
+uses must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Audit:
         return os.path.lexists(inside(self.root, path))
 
     def listing(self, folder: str, pattern: str = "*") -> Iterator[str]:
-        """Yield the tree paths of the entries in a folder that match ``pattern``."""
+        """Yield the paths, as on the board, of a folder's entries that match ``pattern``."""
         place = follow(self.root, folder)
         if place.is_dir():
             for item in sorted(place.glob(pattern)):

@@ -1,8 +1,8 @@
 """Export the system that the virtual machine boots before it chroots into the exported tree.
 
 A real board that runs enter-nfsroot has another system on its card. In QEMU, the image of the root filesystem takes the
-place of that system. This bare system lacks torch, libqpu and the extension modules, and is exported to a separate
-folder. If the suite finds torch and the modules, they must come from the exported tree.
+place of the system on the card. This bare system lacks torch, libqpu and the extension modules, and is exported to a
+separate folder. If the device suite finds torch and the modules, they must come from the exported tree.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Boards:
     def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
         """Record the addresses that are connected to the NFS server; return the new boards.
 
-        If a router assigns addresses, this connection is the first sign of a board that has the firmware on a card.
+        If a router assigns addresses, a board that has the firmware on a card is first detected by its NFS connection.
         """
         for address in addresses:
             self._at(address, now)

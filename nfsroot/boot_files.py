@@ -127,7 +127,10 @@ def boot_parts(tree: Path, firmware: Path | None = None) -> BootParts:
 
 
 def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
-    """Return a device tree for each config.txt filter; none if the firmware itself selects the right one."""
+    """Map each config.txt filter, such as ``pi4``, to a device tree.
+
+    The map is empty if the firmware itself selects the device tree.
+    """
     names = {item.name for item in device_trees}
     if any(_OF_THE_RASPBERRY_PI_KERNEL.match(name) for name in names):
         return {}
@@ -223,7 +226,7 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
         raise NetworkUnreachable(
             f"nfs.subnet ({subnet}) has no free address for a board",
             expected="a subnet with an address other than this PC's",
-            found=f"{subnet}, in which {address} is this PC's",
+            found=f"{subnet}, which contains no usable address except this PC's ({address})",
             fix="set nfs.subnet to a larger subnet",
         )
     return render(

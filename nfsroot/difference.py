@@ -234,7 +234,10 @@ _Entry = tuple[str, File, bytes]
 
 
 def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
-    """Return a system with its tree's entries. Raises UserError if the tree contains no Debian package."""
+    """Add the tree's packages, wheels and files to the system, and return the system.
+
+    Raises UserError if the tree contains no Debian package.
+    """
     system.files = {}
     for path, file, content in entries:
         if path in _OF_EXPORT:

@@ -1,13 +1,13 @@
 """Export the image as a root filesystem: copy it exactly, audit the copy, add the files next to it, and exchange trees.
 
-The old tree is unchanged until the new one is complete. The export is prepared in ``.NAME.export`` next to the
+The old tree remains unchanged until the new one is complete. The export is prepared in ``.NAME.export`` next to the
 destination. renameat2(RENAME_EXCHANGE) then exchanges the trees atomically, and after that the files next to them. The
 manifest is written last, and then the old tree is removed. An export that is interrupted before the exchange does not
 change the tree, and the next export removes its remaining files. If the file system does not support the exchange, two
 renames are used; after a SIGKILL between them, the next export first restores the old tree.
 
-A tree is replaced or removed only if the marker next to it identifies that folder (nfsroot.layout), and never while
-something is mounted in it.
+A tree is replaced or removed only if the marker next to the tree identifies it (nfsroot.layout), and never while
+something is mounted in the tree.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def export(
 def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
     """Return facts about the image's origin for the manifest, from the local build and the image's labels.
 
-    ``built_image`` is the last image that was built here. ``image_source`` is the commit that this image was built
-    from, and ``wheels`` lists its wheels; both are present only if the exported image is that image, not a pulled one.
+    ``built_image`` is the last image that was built here. ``image_source`` (the commit that the image was built from)
+    and ``wheels`` (the image's wheels) are present only if the exported image is ``built_image``, not a pulled image.
     ``left_out`` lists the pockets that the image lacks. Unknown facts are absent.
     """
     facts: dict[str, Any] = {}
@@ -312,7 +312,7 @@ def locked(final: Layout) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writable(folder: Path) -> Iterator[None]:
-    """Convert an OSError caused by the folder, such as a read-only file system, into a user error."""
+    """Convert an OSError caused by the folder, for example by its read-only file system, into a UserError."""
     try:
         with room_for("an export", folder):
             yield
@@ -404,7 +404,7 @@ def _aside(final: Layout) -> Iterator[Path]:
 
 
 def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifest) -> None:
-    """Move the finished parts into place. All files are written first, so a full disk leaves the old export intact."""
+    """Move a finished export into place. All files are written first, so a full disk leaves the old export intact."""
     written = metadata.with_name(final.manifest.name)
     manifest.write(written)
     holder = metadata.with_name(f"{final.place.name}.new")

@@ -204,15 +204,15 @@ def write_marker(layout: Layout, trees: frozenset[str]) -> None:
 
 
 def marker_of(trees: frozenset[str]) -> str:
-    """Return a marker's contents."""
+    """Return the text of a marker that identifies these trees."""
     return json.dumps({"trees": sorted(trees)}) + "\n"
 
 
 def require_export(layout: Layout) -> Manifest:
     """Return the manifest of a complete export.
 
-    If the caller is root, the folder that contains the tree is made private. Ordinary users cannot access that folder;
-    for them, this function only reads the manifest. Raises ArtefactMissing if there is no export or if its folder was
+    If the caller is root, the folder that contains the tree is made private. For an ordinary user, who cannot access
+    the tree, this function only reads the manifest. Raises ArtefactMissing if there is no export or if its folder was
     replaced, and InUse if an earlier version's tree must be moved but is in use.
     """
     found = manifest.require(layout.manifest, "export-nfsroot")

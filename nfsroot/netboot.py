@@ -73,7 +73,7 @@ def netboot(
         _require_overlay(layout)
     parts = _parts(layout, fetch_firmware)
     for item in parts.missing():
-        progress.warn(f"boards without a card need {item}")
+        progress.warn(f"the tree lacks files that boards without a card need: {item}")
     stop = stop or threading.Event()
 
     def event(board: Board) -> None:
@@ -88,7 +88,7 @@ def netboot(
         _recording(config) as keep,
     ):
         mode = "alone" if alone else "alongside the router"
-        progress.say(f"DHCP ({mode}), TFTP and NFS on {address}; stop with Ctrl-C")
+        progress.say(f"serving DHCP ({mode}), TFTP and NFS on {address}; stop with Ctrl-C")
         _watch(Boards(neighbour, subnet_of(config)), server, lines, stop, event, keep)
         progress.say("stopping the servers")
 
@@ -170,7 +170,8 @@ def _address_in_subnet(config: Config) -> str:
             "this PC has no address in the board's subnet",
             expected=f"an address in nfs.subnet ({subnet}) on the interface to the board",
             found=", ".join(f"{own} ({name})" for own, name in own_addresses().items()),
-            fix=f"run ip address add {subnet.network_address + 1}/{subnet.prefixlen} dev INTERFACE, or set nfs.subnet",
+            fix=f"run ip address add {subnet.network_address + 1}/{subnet.prefixlen} dev INTERFACE, or set nfs.subnet "
+            "to the subnet of that interface",
         )
     return address
 
@@ -284,7 +285,9 @@ def _watch(
                     tell(board)
             if process_identity.find(server.pid) is None:
                 raise UserError(
-                    "the NFS server exited unexpectedly", found=f"see {server.log}", fix="run ./inv netboot again"
+                    "the NFS server exited unexpectedly",
+                    found=f"the messages in {server.log}",
+                    fix=f"find the cause in {server.log}, then run ./inv netboot again",
                 )
             now = time.monotonic()
             if now > hint_at and not any(boards):

@@ -1,9 +1,9 @@
 """Run a virtual machine that boots an exported tree over NFS, in place of a board.
 
 The machine is QEMU's ``virt`` with the kernel and the initramfs from the tree's /boot. The machine uses QEMU's
-user-mode network: 10.0.2.2 in the guest is the loopback interface of QEMU's namespace. The NFS server listens on that
-interface, and a free port there is forwarded to the guest's SSH server. The machine and the server must run in a
-``private_network``, because the server accepts unprivileged ports. The kernel command line is
+user-mode network: 10.0.2.2 in the guest is the loopback interface of QEMU's namespace. The NFS server listens on this
+loopback interface, and a free port on the interface is forwarded to the guest's SSH server. The machine and the server
+must run in a ``private_network``, because the server accepts unprivileged ports. The kernel command line is
 
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 
@@ -85,7 +85,7 @@ _EMULATIONS = {
 
 
 def program_of(architecture: str) -> str:
-    """Return the name of the program that emulates boards with this architecture; empty if there is none."""
+    """Return the name of the program that emulates boards with this architecture, or an empty string if none does."""
     return _EMULATIONS[architecture].program if architecture in _EMULATIONS else ""
 
 
@@ -97,7 +97,7 @@ def cpu_of(architecture: str, wanted: str) -> str:
             f"the virtual machine cannot run {architecture} on a {wanted}",
             expected=f"one of {', '.join(cpus)}",
             found=wanted,
-            fix="change device.cpu (or --cpu), or image.architecture (or --architecture)",
+            fix="set device.cpu (--cpu) to one of these CPUs, or change image.architecture (--architecture)",
         )
     return wanted or cpus[0]
 
@@ -231,8 +231,8 @@ class MachineSpec:
 class Machine:
     """A virtual machine.
 
-    ``console`` is the log of its serial console; ``ssh_port`` is the port on 127.0.0.1 that is forwarded to the guest's
-    SSH server.
+    ``console`` is the log of the machine's serial console; ``ssh_port`` is the port on 127.0.0.1 that is forwarded to
+    the guest's SSH server.
     """
 
     def __init__(self, spec: MachineSpec, console: Path) -> None:

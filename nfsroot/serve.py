@@ -85,7 +85,7 @@ def major_version(program: Path) -> int:
     if found is None:
         raise UserError(
             f"{program} does not print its version",
-            expected="NFS-Ganesha Release = V…",
+            expected="output that contains NFS-Ganesha Release = V…",
             found=output.strip()[:200] or "no output",
             fix="apt-get install --reinstall nfs-ganesha",
         )
@@ -147,9 +147,9 @@ def running_server(
 ) -> Iterator[NfsServer]:
     """Serve folders while the block runs; with port 0, a free port is chosen.
 
-    ``clients`` may mount the folders and, except in ``read_only`` ones, write as root, so keep the list short. The
-    clients must connect from a port below 1024, except in a ``private_network``. Before the block starts, a client has
-    listed every folder; after it ends, the server has stopped.
+    ``clients`` may mount the folders and, as root, write to all of them except ``read_only``, so keep the list short.
+    The clients must connect from a port below 1024, except in a ``private_network``. Before the block starts, a client
+    has listed every folder; after the block ends, the server has stopped.
 
     Raises RootNeeded or ProgramMissing; ArtefactMissing for a missing folder; InUse if the port is taken or an export
     is replacing a folder; UserError, with the last lines of the log, if the server does not serve the folders.
@@ -291,8 +291,8 @@ def serve(
 ) -> None:
     """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, SIGHUP, or ``stop``.
 
-    Clients in ``nfs.subnet`` and this machine may mount the tree. Prints the commands for the board. Raises the same
-    errors as ``running_server``; ArtefactMissing if nothing was exported; UserError if the server exits.
+    This machine and all clients in ``nfs.subnet`` may mount the tree. Prints the commands to run on the board. Raises
+    the same errors as ``running_server``; ArtefactMissing if nothing was exported; UserError if the server exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
@@ -378,7 +378,7 @@ def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") 
         summary + (f"\n--- last lines of its log ---\n{tail}\n---" if tail else ""),
         expected=f"a server that exports {server.source()}",
         found=found or "see the log",
-        fix=fix or "see the last lines of its log above",
+        fix=fix or "find the cause in the last lines of the server's log above, correct it, then try again",
     )
 
 

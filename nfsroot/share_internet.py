@@ -1,7 +1,7 @@
 """Share this PC's internet connection with boards: nftables translates their addresses (NAT).
 
-``on`` creates the table ``ip pitorch_nat``, which masquerades the subnet on the uplink. If necessary, it also changes
-two settings outside the table, which ``off`` restores:
+``on`` creates the table ``ip pitorch_nat``, which masquerades the subnet on the uplink. If necessary, ``on`` also
+changes two settings outside the table, which ``off`` restores:
 
 - ``net.ipv4.ip_forward``: its previous value is stored in the state file;
 - other programs' forward chains with policy drop, such as the Docker engine's. netfilter drops a packet if any table
@@ -73,9 +73,9 @@ class Sharing:
 def on(config: Config, *, state: Path = STATE) -> Sharing:
     """Share this PC's internet connection with ``nfs.subnet``, and return the state.
 
-    A second call restores missing parts. Raises RootNeeded; ProgramMissing if nft or ip is missing; UserError if there
-    is no uplink, if the uplink is in the subnet, or if a setting cannot be changed. After an error, all changes are
-    reverted, including those of an earlier call.
+    A second call restores rules and settings that are missing. Raises RootNeeded; ProgramMissing if nft or ip is
+    missing; UserError if there is no uplink, if the uplink is in the subnet, or if a setting cannot be changed.
+    After an error, all changes are reverted, including those of an earlier call.
     """
     process.require_root("to translate addresses", f"{_AGAIN} on")
     process.require_program("nft", "to translate the board's addresses")

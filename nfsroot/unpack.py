@@ -90,7 +90,7 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
             f"the image {reference} is for another platform",
             expected=target.oci_platform,
             found="/".join(["linux", *[part for part in found if part]]),
-            fix="run ./inv build-image, or set image.architecture",
+            fix="run ./inv build-image, or set image.architecture to the architecture of this image",
         )
     return SourceImage(
         reference=reference,
@@ -103,7 +103,7 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
 
 
 def unpack(client: docker.DockerClient, source: SourceImage, destination: Path) -> str:
-    """Copy the image's tree to ``destination``, which must not exist; return the method's name.
+    """Copy the image's tree to ``destination``, which must not exist; return the name of the method used.
 
     Raises OSError, or CommandFailed with a program's output, if the disk is full. Raises CommandFailed if the engine's
     stream is not an image, or EngineUnavailable if the connection to the engine is lost.
@@ -160,7 +160,7 @@ def copy_overlay(source: SourceImage, destination: Path) -> None:
 
 @contextlib.contextmanager
 def _written_by_child(bar: progress.Bar, total: int) -> Iterator[Any]:
-    """Yield a line callback that reads ``pid N`` and then shows on ``bar`` how many bytes that process has written."""
+    """Yield a callback for output lines: after a line ``pid N``, ``bar`` shows how many bytes process N has written."""
     ended = threading.Event()
     threads: list[threading.Thread] = []
 

@@ -324,7 +324,7 @@ def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> N
     """Every member of the group could use the engine to become root."""
     with as_an_ordinary_user(number), pytest.raises(EngineUnavailable, match="every member of your group") as caught:
         socket_group()
-    assert caught.value.found == f"the primary group {group}"
+    assert caught.value.found == f"the primary group {group}, and no membership in the group docker"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
