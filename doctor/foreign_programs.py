@@ -96,7 +96,7 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
     process.run(
         [compiler, "-static", "-o", program, source],
         limit_s=RUN_LIMIT_S,
-        fix="apt-get install --reinstall g++-" + gnu,
+        fix="run apt-get install --reinstall g++-" + gnu,
     )
     done = f"compiled a C++ program with {compiler.name}, and ran it"
     status = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode

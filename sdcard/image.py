@@ -5,8 +5,8 @@ All identifiers are derived from the hash of the image's tree, and all times fro
 makes the root from a tarball; genimage and mtools make the boot partition and the partition table. These programs are
 extracted from packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's programs.
 
-Root privileges are not required. For an ordinary user, the part that sets the files' owners runs under fakeroot
-(toolchain.fake_root); the image is the same.
+Root privileges are not required. If an ordinary user runs the task, the part that sets the files' owners runs under
+fakeroot (toolchain.fake_root), and the resulting image is identical.
 
 The products are in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
 Raspberry Pi Imager, its bill of materials, and the manifest.
