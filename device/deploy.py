@@ -170,7 +170,7 @@ def require_same_library(tree: Path, chosen: str) -> None:
     found = library_of(tree)
     if found and found != chosen:
         raise PlatformMismatch(
-            "the exported tree contains the other QPU library",
+            "the exported tree contains a different QPU library",
             expected=f"{LIBRARIES[chosen][1]}, the library to deploy (qpu.library: {chosen})",
             found=f"{LIBRARIES[found][1]} in {tree}",
             fix=f"to keep the tree's library, run ./inv deploy --qpulib={found}; to change it, run "
@@ -369,7 +369,7 @@ def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, staged: Path) -> st
 
 
 def _is_installed(item: _Item) -> bool:
-    """Return whether the destination already has this content and mode."""
+    """Return whether the destination already has the content and the mode of ``item``."""
     try:
         found = item.destination.lstat()
     except FileNotFoundError:
@@ -465,7 +465,7 @@ def _with_deployed(
 
 
 def _hash(tree: Path) -> str:
-    """Return the tree's hash; empty if, in every attempt, the board removed a file while the tree was hashed."""
+    """Return the tree's hash; empty if the board removed a file during every attempt to compute the hash."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

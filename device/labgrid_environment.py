@@ -185,7 +185,7 @@ def _bare_system(config: Config) -> Layout:
     except ArtefactMissing as fault:
         progress.warn(
             f"{fault.summary}: the virtual machine boots the exported tree and chroots into the same tree instead "
-            "(to build the image, run ./inv build-image)"
+            "(to build the missing image, run ./inv build-image)"
         )
         return Layout.of(config)
 

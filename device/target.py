@@ -105,7 +105,10 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
-    """A driver that switches a virtual machine on and off. The machine boots the served tree or the second folder."""
+    """A driver that switches a virtual machine on and off.
+
+    The machine boots the served tree or the system in the server's ``second_folder``.
+    """
 
     bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "tree": "ExportedTree",

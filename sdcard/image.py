@@ -153,7 +153,7 @@ class Identifiers:
 
 
 def build(config: Config) -> Manifest:
-    """Make the card image of the configuration; return its manifest.
+    """Make the card image for the configuration, and return the image's manifest.
 
     Raises RootNeeded (the build folder belongs to another user), ConfigError, EngineUnavailable, ArtefactMissing (no
     image, or one without a kernel), PlatformMismatch, ProgramMissing (fakeroot), InUse (another run) or DiskFull.
@@ -386,7 +386,7 @@ def _used_blocks(dumped: str, total: int) -> Iterator[tuple[int, int]]:
 
 
 def _assemble(image: Path, root: Path, boot: Path, tools: Tools, ids: Identifiers) -> None:
-    """Assemble the image from the partition table, the boot partition and the root, and remove the root's own image."""
+    """Assemble the image from the partition table, the boot partition and the root; remove the root's image file."""
     for path in boot.iterdir():
         os.utime(path, (tools.epoch, tools.epoch))
     layout = image.with_name("layout.cfg")

@@ -189,12 +189,14 @@ def require_sane(timing: Timing, size: int) -> None:
         if not least <= getattr(timing, name) <= _MOST:
             raise UserError(
                 "nothing can be measured with these options",
-                expected=f"--{name.replace('_', '-')} of {least} to {_MOST}",
+                expected=f"--{name.replace('_', '-')} with a value of {least} to {_MOST}",
                 found=str(getattr(timing, name)),
             )
     if size < 0:
         raise UserError(
-            "the size is negative", expected="--size of at least 1, or 0 for the kernel's own size", found=str(size)
+            "the size is negative",
+            expected="--size with a value of 1 or more, or 0 for the kernel's own size",
+            found=str(size),
         )
 
 
