@@ -6,10 +6,11 @@ From then on, programs that a board starts from the tree over NFS use the new fi
 that they have open. The rest of the tree is not changed.
 
 Each file is first written under a temporary name in its destination folder. After all files are written, they are
-renamed with signals blocked. A deployment that is interrupted before the renames leaves the tree unchanged. Files that
-an earlier version of a layer installed are removed if the new version does not contain them. Finally, each file is read
-back, and the export's manifest records the new hash of the tree and the deployed layers. The image in the engine is not
-changed. To bring both the image and the tree up to date, run ``./inv build-image`` and ``./inv export-nfsroot``.
+renamed to their final names while signals are blocked. A deployment that is interrupted before the renames leaves the
+tree unchanged. Files that an earlier version of a layer installed are removed if the new version does not contain them.
+Finally, each file is read back, and the export's manifest records the new hash of the tree and the deployed layers. The
+image in the engine is not changed. To bring both the image and the tree up to date, run ``./inv build-image`` and
+``./inv export-nfsroot``.
 """
 
 from __future__ import annotations
@@ -162,11 +163,14 @@ def _outputs(tree: Path, name: str) -> dict[str, bool]:
 
 
 def require_same_library(tree: Path, chosen: str) -> None:
-    """Raise PlatformMismatch if the tree contains the other QPU library, which its programs are linked against."""
+    """Raise PlatformMismatch if the tree contains a QPU library other than ``chosen``.
+
+    The tree's programs are linked against the library that the tree contains.
+    """
     found = library_of(tree)
     if found and found != chosen:
         raise PlatformMismatch(
-            "the exported tree contains the other QPU library",
+            "the exported tree contains a different QPU library",
             expected=f"{LIBRARIES[chosen][1]}, the library to deploy (qpu.library: {chosen})",
             found=f"{LIBRARIES[found][1]} in {tree}",
             fix=f"to keep the tree's library, run ./inv deploy --qpulib={found}; to change it, run "
@@ -204,8 +208,8 @@ def put(
     """Install layers (uncompressed tar archives of parts of a root filesystem) in an exported tree.
 
     ``owned_prefixes`` are folders that only these layers write to; files in them that no layer contains are removed. If
-    the tree has the RECORD of an earlier version of a layer's wheel, the files that this RECORD lists, but that the
-    layer does not contain, are also removed. The byte code of replaced modules is removed as well.
+    the tree has the RECORD of an earlier version of a layer's wheel, files that the RECORD lists and the layer lacks
+    are also removed. The byte code of replaced modules is removed as well.
 
     ``wheels`` maps a layer's file name to the wheel from which the layer was made; the tree's manifest records that
     wheel.
@@ -365,7 +369,7 @@ def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, staged: Path) -> st
 
 
 def _is_installed(item: _Item) -> bool:
-    """Return whether the destination already has this content and mode."""
+    """Return whether the destination already has the content and the mode of ``item``."""
     try:
         found = item.destination.lstat()
     except FileNotFoundError:
@@ -461,7 +465,7 @@ def _with_deployed(
 
 
 def _hash(tree: Path) -> str:
-    """Return the tree's hash; empty if, in every attempt, the board removed a file while the tree was hashed."""
+    """Return the tree's hash; empty if the board removed a file during every attempt to compute the hash."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

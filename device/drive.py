@@ -2,12 +2,12 @@
 
     pytest --lg-env ENVIRONMENT tests/device
 
-``tests/device/conftest.py`` registers the plugin if an environment is passed to labgrid's plugin. This machine imports
-nothing from the suite, because torch and the extension modules exist only on the board. The strategy boots the board
-and logs in. The suite is sent to the board as one tar archive, and ``device.onboard`` runs the tests there in one
-process. Each result that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work
-as usual. If the board stops responding, the current test fails and the earlier results are kept. If pytest exits early
-on the board (because of an internal error or ``pytest.exit``), every test without a result is an error.
+``tests/device/conftest.py`` registers the plugin if an environment is passed to labgrid's plugin. The host does not
+import the suite, because torch and the extension modules exist only on the board. The strategy boots the board and logs
+in. The suite is sent to the board as one tar archive, and ``device.onboard`` runs the tests there in one process. Each
+result that the board prints becomes an ordinary test report, so ``-v``, ``-k`` and ``--junit-xml`` work as usual. If
+the board stops responding, the current test fails and the earlier results are kept. If pytest exits early on the board
+(because of an internal error or ``pytest.exit``), every test without a result counts as an error.
 
 The environment's ``options`` configure a run:
 
@@ -190,7 +190,7 @@ class DeviceSession:
                 shown = ", ".join(different[:2])
                 raise ChainBroken(
                     "the board does not read the files that were deployed to the exported tree",
-                    expected=f"a root filesystem on this PC that contains the files listed in {listed}",
+                    expected=f"a board whose root filesystem contains the files listed in {listed}",
                     found=f"{len(different)} files differ or are missing, such as {shown}; the board's root: {root}",
                     fix="restart the board so that it boots the exported tree; a deployment cannot update a system on "
                     "a card (docs/lab.md)",
@@ -228,7 +228,7 @@ class DeviceSession:
                     + (", and mount.nfs to mount the exported tree" if source else ""),
                     found=f"exit status {done.returncode}",
                     tail="\n".join(self.last_lines),
-                    fix=f"read the output below{f', or the complete output in {log}' if log else ''}",
+                    fix=f"find the cause in the output below{f', or in the complete output in {log}' if log else ''}",
                 )
             self._abort(f"the connection was closed (status {done.returncode}) before the suite finished", BOARD_LOST)
         elif self.status == _USAGE_ERROR and not self.current and self.reported.isdisjoint(self.collected):

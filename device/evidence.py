@@ -10,8 +10,8 @@ guessed.
 ``target``      ``label``, ``flavour``, ``suite``, ``architecture``
 ``steps``       the build's steps: ``step``, ``key`` (SHA-256 of its inputs), ``seconds``, ``warnings``, ``artefacts``
                 (``name``, ``size`` in bytes, ``sha256``) and the ``source`` (``commit``, ``dirty``) of the build
-``image``       ``reference``, ``id`` and registry ``digests`` of the exported image, the ``source`` that it was built
-                from, and the pockets (by suite) that were ``left_out`` of it
+``image``       the exported image: ``reference``, ``id``, registry ``digests``, the ``source`` that it was built from,
+                and ``left_out`` (the pockets that it lacks, because their index could not be verified)
 ``wheels``      the wheels in the tree, as recorded by the build of its image and by ``deploy``: ``name``, ``size``,
                 ``sha256``. If the tree may contain other wheels, for example because its image was not built here,
                 ``wheels_unknown`` states the reason; otherwise it is empty
@@ -25,8 +25,8 @@ guessed.
 ``tools``       versions of the programs on the host
 ``without``     components that are missing from the image; their tests were skipped
 ``links``       checks of the chain (``device.chain``): ``name``, ``expected``, ``found``, ``holds`` (null: unknown) and
-                ``severity``. If an ``error`` link does not hold, the tested files are not the files that were built
-                and the run does not pass; the other severity is ``warning``
+                ``severity`` (``error`` or ``warning``). If a link with the severity ``error`` does not hold, the tested
+                files are not the files that were built, and the run does not pass
 ``results``     ``passed``, ``failed``, ``errors``, ``skipped``, ``seconds`` and ``tests`` (``nodeid``, ``outcome``,
                 ``seconds``, ``text``)
 ``timing``      the timing document from the board (``tests/device/timing.py``), or ``{"reason": …}`` if there is none
@@ -34,8 +34,8 @@ guessed.
 ``execution`` is ``emulation`` if this program started the machine in QEMU or the device tree's ``compatible`` strings
 contain "virt" or "qemu". ``execution`` is ``hardware`` if the board's device tree names a Raspberry Pi and contains the
 revision code and the serial number that a Pi's firmware writes. In all other cases, ``execution`` is ``unverified``.
-Only results whose ``execution`` is ``hardware`` count as measured on hardware. If QEMU's machine raspi2b uses a
-kernel's device tree, the machine reports the model name, but neither a revision code nor a serial number. A
+Only results whose ``execution`` is ``hardware`` count as measured on hardware. If QEMU's machine raspi2b uses the
+device tree of a kernel package, the machine reports the model name, but neither a revision code nor a serial number. A
 deliberately forged device tree is not detected.
 """
 

@@ -53,7 +53,7 @@ class RemoteBoard:
 
     @property
     def drivers(self) -> list[str]:
-        """The drivers for the resources, except the address and the serial console."""
+        """The labgrid drivers for the board's resources, without the drivers for SSH and the serial console."""
         return [driver for resource, driver in DRIVERS.items() if resource in self.resources]
 
     @property
@@ -70,7 +70,7 @@ def own_user() -> str:
 def client_environment(coordinator: str) -> dict[str, str]:
     """Return environment variables for labgrid's programs.
 
-    The variables set the user's name, and exclude the coordinator from the use of an HTTP proxy.
+    The variables set the user's name, and make connections to the coordinator bypass any HTTP proxy.
     """
     return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]"), "LG_USERNAME": own_user()}
 
@@ -176,13 +176,16 @@ def prepare(
 
 
 def _bare_system(config: Config) -> Layout:
-    """Return the system that the virtual machine boots before the chroot: the bare system or, without it, the tree."""
+    """Return the system that the virtual machine boots before the chroot.
+
+    If the bare system's image is missing, the virtual machine boots the exported tree.
+    """
     try:
         return bare_system.ready(config)
     except ArtefactMissing as fault:
         progress.warn(
             f"{fault.summary}: the virtual machine boots the exported tree and chroots into the same tree instead "
-            "(to build the image, run ./inv build-image)"
+            "(to build the missing image, run ./inv build-image)"
         )
         return Layout.of(config)
 

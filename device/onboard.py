@@ -1,6 +1,6 @@
 """Describe the board, run pytest once and time the kernels. The board runs this program in a folder with the tests.
 
-The program requires only Python 3.11 or later and pytest. The program is a single process, because on an emulated
+The program requires only Python 3.11 or later and pytest. All tests run in a single process, because on an emulated
 board, starting Python again takes as long as running a hundred tests.
 
 The program prints its results to standard output as lines of JSON. Each line is an object; the value of its key
@@ -243,7 +243,7 @@ def run_tests(folder: Path, targets: Sequence[str], keyword: str, say: Say) -> i
 
 
 def run_timing(folder: Path, arguments: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """Return the document from timing.py, or ``{"reason": …}``.
+    """Return the document from timing.py or, if there is none, ``{"reason": …}``.
 
     The script runs in a separate process, so that memory used by the tests cannot slow it down.
     """
@@ -271,11 +271,13 @@ def run_timing(folder: Path, arguments: Sequence[str], limit_s: float) -> dict[s
 def main(arguments: Sequence[str] | None = None) -> int:
     """Describe the board, run the tests and time the kernels; return pytest's exit status."""
     parser = argparse.ArgumentParser(description="Run the device suite on this board.")
-    parser.add_argument("targets", nargs="*", help="test files or node ids, relative to the suite")
+    parser.add_argument("targets", nargs="*", help="test files or node IDs, relative to the suite's folder")
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent)
     parser.add_argument("--keyword", default="")
-    parser.add_argument("--timing", action="append", default=[], help="an argument for timing.py")
-    parser.add_argument("--timing-limit", type=float, default=0.0, help="time limit for timing.py in s; 0: skip it")
+    parser.add_argument("--timing", action="append", default=[], help="an argument for timing.py (repeatable)")
+    parser.add_argument(
+        "--timing-limit", type=float, default=0.0, help="time limit for timing.py in seconds (0: do not run it)"
+    )
     options = parser.parse_args(arguments)
 
     began = time.monotonic()

@@ -305,6 +305,6 @@ def render(document: Mapping[str, Any], *, evidence_name: str, evidence_sha256: 
 
 
 def write(document: Mapping[str, Any], path: Path, *, evidence_file: Path) -> None:
-    """Write the report atomically. The report contains the SHA-256 of ``evidence_file``, the document on disk."""
+    """Write the report atomically. The report contains the SHA-256 of ``evidence_file``."""
     digest = files.sha256_of(evidence_file)
     files.write_text_atomically(path, render(document, evidence_name=evidence_file.name, evidence_sha256=digest))

@@ -89,7 +89,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self._record("ssh", f"logged in as {self.ssh.access}")
 
     def _boot(self) -> None:
-        """Record the console, connect the card, and switch the board off and on. Skip actions without a driver."""
+        """Record the console, connect the card, and switch the board off and on. Skip actions that have no driver."""
         if self.console is not None:
             self.target.activate(self.console)
         if self.power is not None:

@@ -2,8 +2,8 @@
 
     exported tree → labgrid environment → pytest (device.drive) → record → JUnit XML, evidence, HTML report
 
-pytest runs in a separate process, so its plugins cannot interfere with this program. This process writes each line from
-the board to the record. If a run is interrupted, the record is complete up to that point.
+pytest runs in a separate process, so its plugins cannot interfere with this program. The pytest process writes each
+line from the board to the record. If a run is interrupted, the record is complete up to that point.
 
 Only one run at a time writes to a report folder. The results (JUnit XML, evidence, HTML report) are
 written to a staging folder and replace the earlier ones together at the end, so an interrupted run leaves the earlier
@@ -65,15 +65,15 @@ def test_on_pi(
 ) -> SuiteResult:
     """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report the results.
 
-    ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither of them is given, or if
-    ``qemu`` is set, the suite runs in a virtual machine. ``chroot`` runs the suite through enter-nfsroot: a ``host``
-    enters the tree from its own system, the virtual machine from a bare system (nfsroot.bare_system). ``init`` (lean or
-    systemd) and ``cpu`` (QEMU's name) apply to the virtual machine only. ``keyword`` selects tests, like pytest's
-    ``-k``. ``suite`` is a folder of tests to run instead of ``tests/device``. ``place`` is a board in a lab that this
-    user holds; it replaces ``host``. ``folder`` replaces the report folder. ``test_files`` selects the files that are
-    this board's part of the suite; in this case, it is not an error if none of their tests passed. ``checksums`` lists
-    the files that the caller has deployed to the board's tree, as input of ``sha256sum --check``; the board must read
-    these files.
+    ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither ``host`` nor
+    ``device.host`` is set, or if ``qemu`` is set, the suite runs in a virtual machine. ``chroot`` runs the suite
+    through enter-nfsroot: a ``host`` enters the tree from its own system, the virtual machine from a bare system
+    (nfsroot.bare_system). ``init`` (lean or systemd) and ``cpu`` (QEMU's name) apply to the virtual machine only.
+    ``keyword`` selects tests, like pytest's ``-k``. ``suite`` is a folder of tests to run instead of ``tests/device``.
+    ``place`` is a board in a lab that this user holds; it replaces ``host``. ``folder`` replaces the report folder.
+    ``test_files`` selects the files that are this board's part of the suite; in this case, it is not an error if none
+    of their tests passed. ``checksums`` lists the files that the caller has deployed to the board's tree, as input for
+    ``sha256sum --check``; the board must read these files.
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran; ChainBroken if all
     tests passed but the tested files are not the files that were built, or if the board does not read the deployed

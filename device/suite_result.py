@@ -108,7 +108,7 @@ class Paths:
 
     @property
     def checksums(self) -> Path:
-        """The files that the run deployed to the board's tree, as input of ``sha256sum --check``."""
+        """The files that the run deployed to the board's tree, as input for ``sha256sum --check``."""
         return self.folder / "deployed.sha256"
 
     @property

@@ -105,7 +105,10 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
 @target_factory.reg_driver
 @attr.s(eq=False)
 class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
-    """A driver that switches a virtual machine on and off. The machine boots the served tree or the second folder."""
+    """A driver that switches a virtual machine on and off.
+
+    The machine boots the served tree or the system in the server's ``second_folder``.
+    """
 
     bindings = {  # noqa: RUF012 - labgrid requires a plain dict
         "tree": "ExportedTree",
@@ -187,7 +190,7 @@ class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
     """labgrid's SerialDriver with a thread that records the console's output while the driver is active.
 
     If reading fails, the port is opened again, because a console server may not respond while the board is off. A
-    console that cannot be read does not fail a run.
+    console that cannot be read does not make a run fail.
     """
 
     console: str = attr.ib(default="", validator=_text)
@@ -237,8 +240,8 @@ class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
 class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
     """labgrid's SSHDriver with a pinned host key and an error that explains a failed login.
 
-    Without ``known_hosts``, the user's own file applies. ssh uses the first value of an option, so this class's options
-    precede labgrid's.
+    Without ``known_hosts``, ssh uses the user's own known_hosts file. ssh uses the first value of an option, so this
+    class's options precede labgrid's.
     """
 
     known_hosts: str = attr.ib(default="", validator=_text)
@@ -255,7 +258,11 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
         )
 
     def on_activate(self) -> None:
-        """Log in. Raises AccessDenied, or BoardSilent after ``connection_timeout`` seconds."""
+        """Log in.
+
+        Raises AccessDenied if the login is refused, or BoardSilent if no login succeeds within ``connection_timeout``
+        seconds.
+        """
         self._last_error = ""
         self.ssh_prefix: list[str] = []
         try:

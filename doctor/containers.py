@@ -93,7 +93,7 @@ def check_container(oci_platform: str) -> Finding:
             return fail(name, done, found, fix)
         image = client.images.get(tag).attrs
     except (docker.errors.DockerException, requests.RequestException) as fault:
-        return fail(name, done, str(fault)[:400], "read the engine's log")
+        return fail(name, done, str(fault)[:400], "find the cause in the engine's log")
     finally:
         _remove_image(client, tag)
         client.close()

@@ -47,7 +47,7 @@ def check_binfmt(entry: Path) -> Finding:
     flags = fields.get("flags:", "").strip()
     found = f"flags {flags or 'none'}, interpreter {fields.get('interpreter', 'unknown')}"
     if not text.startswith("enabled") or (entry.parent / "status").read_text().strip() != "enabled":
-        return fail(name, done, found + ", disabled", f"echo 1 > {entry}")
+        return fail(name, done, found + ", disabled", f"run echo 1 > {entry} as root")
     if "F" not in flags:
         return fail(name, done, found + ": without F, the kernel looks for the emulator inside each container", fix)
     return ok(name, done, found)

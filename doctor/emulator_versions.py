@@ -35,7 +35,10 @@ class Pair:
     kernel_below: str = ""
 
     def applies(self, *, guest: str, qemu: str, package: str, kernel: str) -> bool:
-        """Return whether all conditions are met. An empty string is an unknown version, which meets no condition."""
+        """Return whether the versions meet all conditions of this row.
+
+        An empty string stands for an unknown version, which meets no condition.
+        """
         return (
             guest in self.guests
             and _within(qemu, self.qemu_from, self.qemu_below, _numbers_below)
@@ -101,7 +104,10 @@ def _within(version: str, low: str, high: str, below: Callable[[str, str], bool]
 
 
 def _numbers_below(left: str, right: str) -> bool:
-    """Return whether a version's leading dotted numbers (``6.18.44-fc``: 6.18.44) are lower than the other's."""
+    """Return whether the version number at the start of ``left`` is lower than that of ``right``.
+
+    The version number in ``6.18.44-fc``, for example, is 6.18.44.
+    """
     numbers = [[int(part) for part in first_version(text + ".0").split(".")] for text in (left, right)]
     length = max(len(item) for item in numbers)
     padded = [item + [0] * (length - len(item)) for item in numbers]

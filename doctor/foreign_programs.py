@@ -1,9 +1,9 @@
 """Run programs built for the target: a small ARM program, which also lists a directory, and a compiled program.
 
 For 64-bit processes such as qemu-user, ext4 numbers directory entries with a 64-bit hash. An emulated 32-bit program
-whose C library stores this number in a 32-bit field gets EOVERFLOW from readdir(3). Many programs treat this error as
-the end of the directory. An initramfs built under qemu-user on ext4 then lacks nearly all drivers, and no error is
-reported. See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and
+whose C library stores this number in a 32-bit field gets the error EOVERFLOW from readdir(3). Many programs treat this
+error as the end of the directory. An initramfs built under qemu-user on ext4 then lacks nearly all drivers, and no
+error is reported. See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and
 https://lore.kernel.org/lkml/87bm56vqg4.fsf@mid.deneb.enyo.de/.
 """
 
@@ -96,7 +96,7 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
     process.run(
         [compiler, "-static", "-o", program, source],
         limit_s=RUN_LIMIT_S,
-        fix="apt-get install --reinstall g++-" + gnu,
+        fix="run apt-get install --reinstall g++-" + gnu,
     )
     done = f"compiled a C++ program with {compiler.name}, and ran it"
     status = subprocess.run([program], check=False, capture_output=True, timeout=RUN_LIMIT_S).returncode

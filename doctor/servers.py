@@ -31,7 +31,7 @@ def check_nfs_server() -> Finding:
     modules = [*Path("/usr/lib").glob("*/ganesha/libfsalvfs.so"), *Path("/usr/lib/ganesha").glob("libfsalvfs.so")]
     if not version or not modules:
         found = f"version {version or 'unknown'}" + ("" if modules else ", and no VFS module")
-        return fail(name, done, found, "apt-get install nfs-ganesha-vfs")
+        return fail(name, done, found, "run apt-get install nfs-ganesha-vfs")
     note = "" if os.geteuid() == 0 else "; the server must run as root (open_by_handle_at(2))"
     return ok(name, done, f"version {version} with VFS{note}")
 

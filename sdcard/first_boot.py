@@ -87,7 +87,10 @@ def _user(sd: SdConfig) -> Mapping[str, Any]:
 
 
 def network_config(sd: SdConfig) -> str:
-    """Return the content of ``network-config`` in Raspberry Pi Imager's form; empty without a Wi-Fi network."""
+    """Return the content of ``network-config`` in the form that Raspberry Pi Imager uses.
+
+    The content is empty if the settings name no Wi-Fi network.
+    """
     if not sd.wifi_name:
         return ""
     point = {"password": sd.wifi_psk} if sd.wifi_psk else {}
@@ -96,5 +99,5 @@ def network_config(sd: SdConfig) -> str:
 
 
 def meta_data(identifier: str) -> str:
-    """Return the content of ``meta-data``. cloud-init applies the settings once per identifier."""
+    """Return the content of ``meta-data``. cloud-init applies the settings once for each ``identifier``."""
     return f"instance-id: pitorch-{identifier}\n"

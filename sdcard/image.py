@@ -5,8 +5,8 @@ All identifiers are derived from the hash of the image's tree, and all times fro
 makes the root from a tarball; genimage and mtools make the boot partition and the partition table. These programs are
 extracted from packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's programs.
 
-Root privileges are not required. For an ordinary user, the part that sets the files' owners runs under fakeroot
-(toolchain.fake_root); the image is the same.
+Root privileges are not required. If an ordinary user runs the task, the part that sets the files' owners runs under
+fakeroot (toolchain.fake_root), and the resulting image is identical.
 
 The products are in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
 Raspberry Pi Imager, its bill of materials, and the manifest.
@@ -153,7 +153,7 @@ class Identifiers:
 
 
 def build(config: Config) -> Manifest:
-    """Make the card image of the configuration; return its manifest.
+    """Make the card image for the configuration, and return the image's manifest.
 
     Raises RootNeeded (the build folder belongs to another user), ConfigError, EngineUnavailable, ArtefactMissing (no
     image, or one without a kernel), PlatformMismatch, ProgramMissing (fakeroot), InUse (another run) or DiskFull.
@@ -386,7 +386,7 @@ def _used_blocks(dumped: str, total: int) -> Iterator[tuple[int, int]]:
 
 
 def _assemble(image: Path, root: Path, boot: Path, tools: Tools, ids: Identifiers) -> None:
-    """Assemble the image from the partition table, the boot partition and the root, and remove the root's own image."""
+    """Assemble the image from the partition table, the boot partition and the root; remove the root's image file."""
     for path in boot.iterdir():
         os.utime(path, (tools.epoch, tools.epoch))
     layout = image.with_name("layout.cfg")

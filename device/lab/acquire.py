@@ -25,9 +25,10 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
 
     ``filters`` are the tags that the place must have; ``{"name": NAME}`` selects the place with that name.
 
-    labgrid's reservations form a queue, so users get a board in the order of their requests. Raises UserError if no
-    place has the tags or the board's exporter is not running, InUse (with the holder's name) after ``limit_s`` seconds,
-    and NetworkUnreachable.
+    labgrid's reservations form a queue, so users get a board in the order of their requests.
+
+    Raises UserError if no place has the tags or the board's exporter is not running; InUse, with the holder's name, if
+    no board is free within ``limit_s`` seconds; and NetworkUnreachable if the coordinator does not respond.
     """
     _require_match(coordinator, filters)
     words = [f"{key}={value}" for key, value in filters.items()]
@@ -46,7 +47,8 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
                 f"{name} cannot be acquired",
                 expected="a place whose resources are exported",
                 found=fault.tail.strip().rpartition("\n")[2],
-                fix="run ./inv lab up on the PC that the board is connected to, then check it with ./inv lab status",
+                fix="run ./inv lab up on the PC that the board is connected to, then run ./inv lab status and check "
+                "that the board's resources are exported",
             ) from fault
         yield coordinator.places()[name]
 
@@ -72,7 +74,10 @@ def _require_match(coordinator: Coordinator, filters: Mapping[str, str]) -> None
 
 
 def _allocation(coordinator: Coordinator, filters: Mapping[str, str], token: str, limit_s: float) -> str:
-    """Return the name of the place that is allocated to the reservation. Raises InUse after ``limit_s`` seconds."""
+    """Wait until a place is allocated to the reservation, and return the place's name.
+
+    Raises InUse if no place is allocated within ``limit_s`` seconds.
+    """
     interrupted = threading.Event()
     deadline = time.monotonic() + limit_s
     shown = ""

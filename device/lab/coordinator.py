@@ -1,8 +1,7 @@
 """A client for labgrid's coordinator: reads and changes places and reservations through labgrid's own interface.
 
-Requests that need a session (reserve, acquire) go through the program labgrid-client, because a session belongs to a
-connection. Most other requests are direct calls: a call takes milliseconds, while labgrid-client takes a second to
-start.
+Requests that need a session (reserve, acquire) are sent through the program labgrid-client, which opens the session.
+Most other requests are direct calls: a call takes milliseconds, while labgrid-client takes a second to start.
 """
 
 from __future__ import annotations
@@ -36,7 +35,11 @@ def own_name() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A place. ``holder`` is ``HOST/USER``, or empty; ``since`` is the time of the last change, in Unix seconds."""
+    """A place.
+
+    ``holder`` is ``HOST/USER``, or empty if nobody holds the place; ``since`` is the time of the last change, in Unix
+    seconds.
+    """
 
     name: str
     tags: Mapping[str, str]

@@ -8,7 +8,7 @@ from toolchain.errors import UserError
 
 
 def lines(config: Config, name: str) -> list[str]:
-    """The events that this PC has recorded for a board, sorted by time. Raises UserError if there are none."""
+    """The events that this PC has recorded for a board, sorted by time. Raises UserError if no events are recorded."""
     if not lab_boards.NAME.fullmatch(name):
         raise UserError(
             "lab log needs the name of a board",
@@ -26,7 +26,7 @@ def lines(config: Config, name: str) -> list[str]:
         raise UserError(
             f"no events for the board {name} are recorded on this PC",
             expected=f"the file {recorded[0]}, or the file lab/{name}/events.jsonl in the folder of a target",
-            found=f"boards in lab.boards: {boards or 'none'}",
+            found=f"no recorded events; boards in lab.boards: {boards or 'none'}",
             fix=f"to record the power, console and login events, run ./inv test-on-pi --place={name}; to record the "
             "DHCP, TFTP and NFS activity of the boards in lab.boards, run ./inv netboot",
         )

@@ -1,7 +1,7 @@
 """Ask the user to switch a board without a power switch (``power=manual``) off and on.
 
 labgrid's ManualPowerDriver reads the answer from standard input, which the suite's process does not have. Therefore,
-the task asks before it starts the suite.
+the task asks the user before it starts the suite.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Outcome:
 
     @property
     def reason(self) -> str:
-        """The first line of the error; empty if failed tests are the reason."""
+        """The first line of the error; empty if a test failed or ended with an error."""
         counted = self.counts
         return "" if counted["failed"] or counted["errors"] else self.error.partition("\n")[0]
 
@@ -175,7 +175,7 @@ class Merged:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The result counts, added up over all boards."""
+        """The number of tests for each result, summed over all boards."""
         return {name: sum(outcome.counts[name] for outcome in self.outcomes) for name in _COUNTS}
 
     @property
@@ -272,12 +272,12 @@ def evidence(config: Config, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     ``schema``  1
     ``made``    the time at which the run ended (UTC, ISO 8601)
     ``target``  the image's label
-    ``boards``  for each board, ``board`` and ``error``. If the suite ran on the board, the entry also contains
-                ``model``, ``kernel``, ``execution``, ``execution_reason``, ``image`` (``reference`` and ``id``),
-                ``results`` (counts), and ``evidence`` (``path`` and ``sha256`` of the board's own evidence). If the
-                board had to run only a part of the suite, the entry also contains ``turn``, ``test_files``, ``not_run``
-                (tests that ran on no board) and ``moved`` (tests that ran on another board in the next turn). A board
-                has one entry for each turn.
+    ``boards``  one entry for each board and turn, with ``board`` (the name) and ``error``. If the suite ran on
+                the board, the entry also contains ``model``, ``kernel``, ``execution``, ``execution_reason``, ``image``
+                (``reference`` and ``id``), ``results`` (counts), and ``evidence`` (``path`` and ``sha256`` of the
+                board's own evidence). If the board had to run only a part of the suite, the entry also contains
+                ``turn``, ``test_files``, ``not_run`` (tests that ran on no board) and ``moved`` (tests that ran on
+                another board in the next turn).
     """
     return {
         "schema": 1,

@@ -4,8 +4,9 @@
 
 Files are deployed only to the trees of boards that the run does not boot (device.lab.trees). Each board has a separate
 report folder, ``lab/NAME`` in the target's folder, and is always released at the end. With ``--all``, all boards run in
-parallel. A board that fails to boot twice gets the tag ``quarantine=yes``, and the run continues on the other boards.
-``--tag`` and ``--all`` skip a board in quarantine until it passes a run with ``--place`` or ``./inv lab check``.
+parallel. A board that fails to boot in two attempts gets the tag ``quarantine=yes``, and the run continues on the other
+boards. ``--tag`` and ``--all`` skip a board in quarantine until the board passes a run with ``--place`` or
+``./inv lab check``.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ def on_all(config: Config, how: How) -> merge.Merged:
 
     Virtual machines on other PCs are left out.
 
-    Writes the merged report, then raises DeviceTestsFailed if the suite did not pass on a board. Raises UserError if no
-    board is usable.
+    Writes the merged report, then raises DeviceTestsFailed unless the suite passed on every board. Raises UserError if
+    no board is usable.
     """
     lab = Lab(config)
     places = _usable(lab, {"project": PROJECT})
@@ -214,7 +215,8 @@ def _usable(lab: Lab, tags: Mapping[str, str]) -> list[Place]:
             "the lab has no board to test on",
             expected=f"a place with the tags {shown} and quarantine=no",
             found=f"{len(places)} in quarantine or left out" if places else "none",
-            fix="add boards to lab.boards, then run ./inv lab up",
+            fix="add boards to lab.boards and run ./inv lab up; to try a board in quarantine again, run "
+            "./inv test-on-pi --place=NAME",
         )
     return found
 
@@ -266,7 +268,7 @@ def _remove_results(lab: Lab, how: How) -> None:
 
 
 def _merged(lab: Lab, outcomes: Sequence[Outcome], how: How) -> merge.Merged:
-    """Write the merged report. Raises DeviceTestsFailed if the suite did not pass on a board."""
+    """Write the merged report. Raises DeviceTestsFailed unless the suite passed on every board."""
     merged = merge.write(lab.config, outcomes, report_folder(lab.config, how))
     if not merged.ok:
         raise merged.error()
@@ -324,7 +326,7 @@ def _on_board(lab: Lab, place: Place, how: How) -> SuiteResult:
 
 
 def _set_quarantine(lab: Lab, name: str, value: str) -> None:
-    """Set the quarantine tag. If this fails, the run only prints a warning, because its result is still valid."""
+    """Set the quarantine tag. If the tag cannot be set, only a warning is printed: the run's result is still valid."""
     try:
         lab.coordinator.tag(name, _QUARANTINE, value)
     except UserError as fault:

@@ -1,10 +1,10 @@
 """``./inv lab up|status|down``: manage a coordinator and an exporter, which run in the background on this PC.
 
 ``up`` writes the exporter's configuration, starts the programs that are not running, and defines a place for each row
-in ``lab.boards``. Each program runs under a shell that restarts it, because labgrid's exporter exits when it loses the
-connection to the coordinator. Process records, logs and generated files are in the folder ``lab`` in the build
-folder. ``down`` deletes this PC's places and stops both programs. ``down`` raises InUse while a board is held or other
-PCs have places on this PC's coordinator.
+in ``lab.boards``. Each program runs under a shell (its supervisor) that restarts it, because labgrid's exporter exits
+when it loses the connection to the coordinator. The folder ``lab`` in the build folder contains the logs, the generated
+files, and the PID and start time of each supervisor. ``down`` deletes this PC's places and stops both programs.
+``down`` raises InUse while a board is held or other PCs have places on this PC's coordinator.
 
 ``up`` starts the coordinator only if ``lab.coordinator`` is an address of this PC and no coordinator responds there.
 """
@@ -67,7 +67,7 @@ class Lab:
 
     @property
     def folder(self) -> Path:
-        """The folder with process records, logs and generated files."""
+        """The folder with the logs, the generated files, and the PID and start time of each supervisor."""
         return self.config.build_root / "lab"
 
     @property
@@ -95,13 +95,13 @@ class Lab:
         return self.folder / f"{name}.log"
 
     def state(self, name: str) -> Path:
-        """The process record of a program's supervisor."""
+        """The file with the PID and start time of a program's supervisor."""
         return self.folder / f"{name}.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoardState:
-    """A row in the table of boards."""
+    """A row in the table of boards that ``./inv lab status`` prints."""
 
     place: Place
     exported: bool
@@ -183,7 +183,7 @@ def resources(config: Config, rows: Sequence[BoardRow]) -> dict[str, dict[str, d
 
 
 def up(config: Config) -> LabState:
-    """Start the programs that are not running, and define the places.
+    """Start the coordinator and the exporter unless they are running, and define a place for each board.
 
     Raises UserError for an unknown power model or a program that does not start, ProgramMissing if a row needs a
     program that is not installed, and NetworkUnreachable if a coordinator on another PC does not respond.
@@ -234,8 +234,8 @@ def status(config: Config) -> LabState:
 def down(config: Config) -> LabState:
     """Delete this PC's places, and stop the exporter and the coordinator on this PC.
 
-    If one of these places is held, or if other PCs have places on this PC's coordinator, nothing is stopped, and InUse
-    is raised.
+    If one of this PC's places is held, or if other PCs have places on this PC's coordinator, nothing is stopped, and
+    InUse is raised.
     """
     lab = Lab(config)
     if not lab.folder.is_dir():
@@ -292,7 +292,7 @@ def _own_places(lab: Lab) -> list[Place]:
 
 
 def _require_no_others(lab: Lab, own: Sequence[Place]) -> None:
-    """Raise InUse if other PCs have places on the coordinator: they would lose their connection to it."""
+    """Raise InUse if other PCs have places on the coordinator: those PCs would lose their connection to it."""
     names = {place.name for place in own}
     others = [place for place in lab.coordinator.places().values() if place.name not in names]
     if others:
@@ -420,7 +420,7 @@ def _session(lab: Lab, name: str) -> int:
 
 
 def _stop(lab: Lab, name: str) -> bool:
-    """Stop a program and its supervisor; returns whether one of them was running."""
+    """Stop a program and its supervisor; returns whether either of them was running."""
     if session := _session(lab, name):
         reaper.end({session})
         with contextlib.suppress(ChildProcessError):

@@ -32,7 +32,7 @@ class Trees:
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}
 
     def bring(self, target: Config, *, running: bool) -> Deployed | None:
-        """Deploy to a board's tree if running boards use it, once per run. The caller holds the board.
+        """Deploy to a board's tree once per run, if running boards use the tree. The caller holds the board.
 
         Returns None if the run boots the board (``running`` is false) or the tree's image was not built on this PC.
         Raises the errors of ``deploy`` for a running board. For a board that the run boots, errors of ``deploy`` are
@@ -57,7 +57,7 @@ class Trees:
 
 
 def _deployed(target: Config) -> Deployed | UserError | OSError | None:
-    """Deploy the QPU library that the tree contains, and the extension; return the result or the error."""
+    """Deploy the extension and the QPU library that the tree uses (libqpu or QPULib). Return the result or error."""
     try:
         layout = Layout.of(target)
         facts = require_export(layout).facts

@@ -111,7 +111,10 @@ def named(devices: Sequence[str]) -> Mapping[str, Address]:
 
 
 def resolve(name: str, devices: Sequence[str]) -> Address:
-    """The address for ``--device NAME``, which is a name from ``remote.devices`` or an address. Raises UserError."""
+    """The address for ``--device NAME``, where NAME is a name from ``remote.devices`` or an address.
+
+    Raises UserError.
+    """
     known = named(devices)
     if name in known:
         return known[name]

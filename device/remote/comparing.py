@@ -49,8 +49,8 @@ def blank(like: Any) -> Any:
 def tolerance_of(expected: Any, relative: float, absolute: float, least: float = 0.0) -> tuple[float, float]:
     """The relative and absolute tolerance for a result of a model. Integers must be equal.
 
-    If all magnitudes are below 1, the absolute tolerance is scaled by the largest of them. With a fixed tolerance, even
-    a result of zeros would agree with very small values. The absolute tolerance is at least ``least``.
+    If all magnitudes are below 1, the absolute tolerance is scaled by the largest of them. With a fixed tolerance, a
+    result of zeros would agree with very small expected values. The absolute tolerance is at least ``least``.
     """
     if expected.dtype.kind in "iu":
         return 0.0, 0.0

@@ -95,9 +95,9 @@ def export(
     """Compile ``kernel`` and link it to ``library``. Returns the name of the kernel's function.
 
     With ``standalone``, the library includes the parts of TVM's runtime that the kernel needs, for boards without TVM.
-    The object file is written next to the library, so that it can be linked into a loader.
+    The object file is also written, next to the library, so that the kernel can be linked into a loader.
 
-    Raises Fault ``kernel``, or ``linker`` with the linker's output.
+    Raises Fault ``kernel``, or Fault ``linker``, which contains the linker's output.
     """
     import tvm
     from tvm.support import cc

@@ -63,10 +63,10 @@ class Eager:
 def measure(
     config: Config, target: Target, address: Address, description: bytes, python: Mapping[str, str]
 ) -> tuple[Eager, ...]:
-    """Run the model of ``description`` (``model_graph``) on the board in each precision.
+    """Run the model that ``description`` contains (see ``model_graph``) on the board, in each precision.
 
-    ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error is not
-    raised, because it does not affect TVM's measurement; it becomes the ``reason`` in each result.
+    ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error is not raised,
+    because TVM's measurement remains valid; instead, the error becomes the ``reason`` in each result.
     """
     if address.kind == "adb":
         return not_run("phones have no Python with PyTorch")

@@ -1,7 +1,7 @@
 """A session with the loader (``loader/loader.cpp``), which runs kernels and models on a board without a TVM runtime.
 
 The loader is compiled on the host, sent to the board for each session, and removed at the end of the session. The
-loader handles one request at a time. The host's deadline for a request is slightly longer than the board's, so a board
+loader handles one request at a time. The host's deadline for a request is slightly later than the board's, so a board
 that misses the host's deadline is considered lost.
 """
 
@@ -213,7 +213,7 @@ class LoaderSession:
         return number
 
     def parameters(self, content: bytes) -> tuple[int, str]:
-        """Map a model's parameters on the board as an array. Parameters that the board no longer has are sent first.
+        """Map a model's parameters on the board as an array. Parameters that are not on the board are sent first.
 
         Returns the array's number, and where the parameters came from. If the board cannot keep the parameters, for
         example because its disk is full, the array is in memory.
@@ -409,7 +409,7 @@ def session(
         except OSError as fault:
             raise UserError(
                 f"the loader for {target.title} cannot be started",
-                expected=f"the program {argv[0]} to run",
+                expected=f"a successful start of the program {argv[0]}",
                 found=os.strerror(fault.errno or 0),
                 fix="run ./inv doctor, which checks whether this PC can run programs for other architectures",
             ) from fault

@@ -112,7 +112,7 @@ def _made(reference: str, folder: str) -> tuple[str, Any, tuple[Any, ...]]:
 def _allow_torchvision() -> None:
     """Make ``import torchvision`` work without torchvision's operators, which the networks do not use.
 
-    Torchvision's wheel in the public index is compiled for CUDA. With PyTorch for CPUs, the import fails,
+    Torchvision's wheel in the public index is compiled for CUDA. With PyTorch for CPUs, importing torchvision fails,
     because two operators are missing.
     """
     import torch
@@ -145,7 +145,8 @@ def _arrays(values: list[Any], what: str) -> tuple[Any, ...]:
 def compile_model(model: Model, target: Mapping[str, Any], linker: str, library: Path) -> Plan:
     """Compile ``model`` to ``library``, and write its parameters to ``model.params`` in the same folder.
 
-    The model's code is also written as one object file next to the library, so that it can be linked into a loader.
+    The model's code is also written as one object file next to the library, so that the model can be linked into a
+    loader.
 
     Raises Fault ``operator``, ``model``, or ``linker``.
     """
@@ -283,7 +284,7 @@ def _missing_operators(exported: Any) -> list[str]:
 
 
 def _places(name: str, exported: Any) -> str:
-    """The places in the model that call the operator of a TVM function, as " (…)"; an empty string if they are unknown.
+    """The places in the model that call the operator of a TVM function, in parentheses; empty if they are unknown.
 
     TVM uses one function for all calls with the same shapes, so there can be several places.
     """

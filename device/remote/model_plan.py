@@ -64,7 +64,7 @@ class Plan:
 def of(function: Any, places: Callable[[str], str]) -> Plan:
     """The plan of a Relax function. Raises Fault ``model`` if a plan cannot express the function.
 
-    ``places`` returns the places where the model calls an operator, as " (…)", or an empty string.
+    ``places`` returns the places where the model calls an operator, in parentheses, or an empty string.
     """
     return _Reader(places).read(function)
 

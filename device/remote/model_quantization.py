@@ -1,7 +1,7 @@
 """Quantised models: replace the operators of torch's ``quantized_decomposed`` with plain arithmetic.
 
-TVM's importer lacks these operators. The layers between these operators compute in float32, as PyTorch's reference
-does. Only functions that use ``torch`` import it.
+TVM's importer does not support the operators in ``quantized_decomposed``. The layers between these operators compute in
+float32, as PyTorch's reference does. Only functions that use ``torch`` import it.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class ModelProfile:
         return json.dumps({**facts, "median_s": self.median_s, "p90_s": self.p90_s}, indent=2) + "\n"
 
     def as_html(self) -> str:
-        """The measurement as a page without external resources."""
+        """The measurement as an HTML page without external resources."""
         facts = {"done": self, "text": profiling.seconds_text, "no_operators": NO_OPERATORS}
         return templates.render(_TEMPLATE, facts, trim_blocks=True, html=True)
 
@@ -338,7 +338,7 @@ def _write(folder: Path, library: Path, inputs: list[Any], expected: list[Any]) 
 
 
 def _header(inputs: int, outputs: int) -> str:
-    """The header of the library, which defines the numbers of the model's inputs and outputs."""
+    """The library's C header, which defines how many inputs and outputs the model has."""
     counts = f"#define PITORCH_MODEL_INPUTS {inputs}\n#define PITORCH_MODEL_OUTPUTS {outputs}\n"
     return counts + (SOURCE / "model.h").read_text()
 

@@ -1,6 +1,6 @@
 """OpenCL kernels: a file in OpenCL C next to the kernel's Python file, compiled by the driver on the board.
 
-As for any kernel, the Python file creates the arrays and the reference. The Python file also defines ``launch(size)``,
+As with any kernel, the Python file creates the arrays and the reference. The Python file also defines ``launch(size)``,
 which returns the total number of work items and the number per work group (None lets the driver choose). The ``.cl``
 file defines a ``__kernel`` with the file's name. The arguments of the ``__kernel`` are the inputs, then the result. The
 macro ``SIZE`` is predefined.

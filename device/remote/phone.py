@@ -60,7 +60,7 @@ def states(listed: str) -> Mapping[str, str]:
 def choose(phones: Mapping[str, str], address: Address, answer: str = "") -> tuple[str, str]:
     """The serial number and the state of the phone at ``address``. ``answer`` is the output of ``adb connect``.
 
-    Raises BoardSilent, or UserError if the address matches several phones.
+    Raises BoardSilent if no phone matches the address, or UserError if several phones match.
     """
     if address.host in phones:
         return address.host, phones[address.host]
@@ -80,7 +80,7 @@ def require_usable(state: str, address: Address) -> None:
 
 @contextlib.contextmanager
 def _server() -> Iterator[list[str]]:
-    """The adb client's command line. The client's server runs during the ``with`` block."""
+    """The adb client's command line. If no server is running, a private one runs during the ``with`` block."""
     adb = str(process.require_program("adb", "to reach a phone"))
     if any(os.environ.get(name) for name in _VARIABLES) or _answers():
         yield [adb]

@@ -66,7 +66,7 @@ class Profile:
 
     @property
     def deviation_s(self) -> float:
-        """The sample standard deviation of the repeats; 0 for a single one."""
+        """The sample standard deviation of the repeats; 0 if there is only one repeat."""
         return statistics.stdev(self.seconds) if len(self.seconds) > 1 else 0.0
 
     @property
@@ -167,7 +167,7 @@ def profile(
 
 
 def kernel_file(name: str) -> Path:
-    """The file of a kernel: either one of the project's or the user's own. Raises UserError."""
+    """The file of a kernel: one of the project's kernels, or the user's own Python file. Raises UserError."""
     known = sorted(path.stem for path in KERNELS.glob("*.py") if path.stem != "__init__")
     if name in known:
         return KERNELS / f"{name}.py"
@@ -189,17 +189,19 @@ def require_sane(timing: Timing, size: int) -> None:
         if not least <= getattr(timing, name) <= _MOST:
             raise UserError(
                 "nothing can be measured with these options",
-                expected=f"--{name.replace('_', '-')} of {least} to {_MOST}",
+                expected=f"--{name.replace('_', '-')} with a value of {least} to {_MOST}",
                 found=str(getattr(timing, name)),
             )
     if size < 0:
         raise UserError(
-            "the size is negative", expected="--size of at least 1, or 0 for the kernel's own size", found=str(size)
+            "the size is negative",
+            expected="--size with a value of 1 or more, or 0 for the kernel's own size",
+            found=str(size),
         )
 
 
 def device_of(config: Config, target: Target, name: str) -> Address:
-    """The board's address: ``name``, or the target's default. Raises UserError."""
+    """The board's address: ``name`` or, if it is empty, the target's default. Raises UserError."""
     if not name and target.transport == "loader" and config.device.host:
         return parse(f"tree://{config.device.host}")
     if not name and not target.default_device:
@@ -223,7 +225,7 @@ def wrong_device(target: Target, address: Address) -> UserError:
         f"code for {target.title} cannot run on {address}",
         expected=f"{', '.join(forms)} or {PLACE_FORM}",
         found=str(address),
-        fix="choose another --device or --target (docs/remote.md has the table)",
+        fix="choose another --device or --target (docs/remote.md describes both)",
     )
 
 
@@ -294,7 +296,7 @@ class _Job:
         return built.library, "-", list(built.folders)
 
     def by_loader(self, compiled: tuple[Path, str, list[Path]]) -> Profile:
-        """Send the library to the loader on the board, then run, check and time it."""
+        """Send the library to the loader on the board, then run, check and time the kernel."""
         library, entry, folders = compiled
         if self.address.kind != "adb":
             return self._on_board(self._arrays(), lambda board: board.load(library, entry), folders)
@@ -304,7 +306,7 @@ class _Job:
         return self._on_board(self._arrays(), lambda board: board.load(None, entry), [], loader)
 
     def by_opencl(self) -> Profile:
-        """Send the source to the loader on the board, where its driver compiles it, then run, check and time it."""
+        """Send the source to the loader on the board, whose driver compiles it, then run, check and time the kernel."""
         kernel = self._arrays()
         program = self._opencl_program(kernel)
         measured: dict[str, Any] = {}
@@ -344,7 +346,10 @@ class _Job:
         folders: list[Path],
         loader: Path | None = None,
     ) -> Profile:
-        """Run, check and time a kernel. ``load`` loads it on the board and returns its backend."""
+        """Run, check and time a kernel.
+
+        ``load`` loads the kernel on the board and returns the name of the backend that runs it.
+        """
         target = qpu_kernel.on_this_pc(self.target) if self.address.kind == "local" else self.target
         with loader_session.session(self.config, target, self.address, libraries=folders, loader=loader) as board:
             progress.say(f"    {self.address} is ready")
@@ -412,7 +417,10 @@ def run_worker(
     scratch: Path,
     name: str,
 ) -> None:
-    """Run a worker with ``request`` and collect its results in ``facts``. Error messages contain ``name``."""
+    """Run a worker with ``request`` and collect its results in ``facts``.
+
+    ``name`` identifies the kernel or model in error messages.
+    """
     run = _WorkerRun(facts)
     done = process.run(
         environment.command(module),
@@ -489,7 +497,7 @@ def _error_of_worker(
     return CommandFailed(
         "the TVM worker failed",
         returncode=done.returncode,
-        expected="status 0, or a reported fault",
+        expected="exit status 0, or a fault that the worker reports",
         found=f"{process.explain_exit(done.returncode)}, at the stage {run.stage!r}",
         tail="\n".join(line for line in done.output.splitlines()[-15:] if reporting.MARK not in line),
     )
@@ -507,7 +515,7 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
 
 
 def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
-    """The error for a wrong result: the first element that differs, and the number of such elements."""
+    """The error for a wrong result: the first element that differs, and the number of elements that differ."""
     index = ", ".join(map(str, facts["index"]))
     value = facts["value"] if "value" in facts else facts["found"]
     of_model = "output" in facts
@@ -530,5 +538,5 @@ def seconds_text(value: float) -> str:
 
 
 def _rate(gflops: float) -> str:
-    """A number with four significant digits, without an exponent; numbers from 1000 are rounded to integers."""
+    """A number with four significant digits, without an exponent; numbers of 1000 or more are rounded to integers."""
     return f"{gflops:,.0f}" if gflops >= 1000 else f"{gflops:.4g}"

@@ -1,6 +1,6 @@
 """QPU kernels: compile a C++ file that uses libqpu to a library for the loader.
 
-As for any kernel, a Python file creates the arrays and the reference. The C++ file is in the same folder and has the
+As with any kernel, a Python file creates the arrays and the reference. The C++ file is in the same folder and has the
 same name with the suffix ``.cpp``. The C++ file includes ``kernel.hpp``, which implements the loader's plain C
 interface (``loader/kernel.h``).
 """

@@ -7,7 +7,7 @@ REQUEST is a JSON object: ``kernel`` (a file), ``size``, ``target``, ``linker``,
 ``queue_limit_s``, ``session_limit_s``. For the output, see ``reporting``.
 
 The board's server ends a session after ``session_limit_s``. The time limit for each stage in a session is slightly
-longer: a stage exceeds it only if the board no longer responds.
+longer than ``session_limit_s``, so a stage exceeds its limit only if the board no longer responds.
 """
 
 from __future__ import annotations

@@ -343,8 +343,8 @@ ARMHF = {"usr/lib/arm-linux-gnueabihf/libc.so.6": "library"}
 @pytest.mark.parametrize(
     ("choice", "content", "message"),
     [
-        ([], UPSTREAM, "the exported tree contains the other QPU library"),
-        (["--qpulib=upstream"], OWN, "the exported tree contains the other QPU library"),
+        ([], UPSTREAM, "the exported tree contains a different QPU library"),
+        (["--qpulib=upstream"], OWN, "the exported tree contains a different QPU library"),
         (["--architecture=armhf"], ARM64, "run ./inv deploy --architecture=arm64"),
         (["--architecture=arm64"], ARMHF, "run ./inv export-nfsroot --architecture=arm64"),
     ],

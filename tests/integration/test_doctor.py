@@ -207,7 +207,7 @@ def test_a_disabled_emulator_is_reported(conf: Path) -> None:
     finding = in_user_namespace(CHECK_BINFMT, before=f"{register}\necho 0 >/proc/sys/fs/binfmt_misc/qemu-arm")
     assert finding.verdict is Verdict.FAIL
     assert "disabled" in finding.found
-    assert finding.fix == "echo 1 > /proc/sys/fs/binfmt_misc/qemu-arm"
+    assert finding.fix == "run echo 1 > /proc/sys/fs/binfmt_misc/qemu-arm as root"
 
 
 def test_native_programs_need_no_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

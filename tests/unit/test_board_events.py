@@ -40,7 +40,7 @@ def test_events_of_all_sources_are_on_one_time_line(config: Config) -> None:
 def test_a_board_without_events_is_an_error(config: Config) -> None:
     with pytest.raises(UserError, match="no events for the board pi5") as caught:
         log.lines(config, "pi5")
-    assert caught.value.found == "boards in lab.boards: pi3, pi4"
+    assert caught.value.found == "no recorded events; boards in lab.boards: pi3, pi4"
     assert "./inv test-on-pi --place=pi5" in caught.value.fix
     assert "./inv netboot" in caught.value.fix
 

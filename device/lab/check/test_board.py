@@ -1,4 +1,4 @@
-"""The suite for ``./inv lab check``. If the test in this suite runs, the board has booted and accepts the login."""
+"""The suite for ``./inv lab check``. If the test in this suite runs, the board has booted and accepts logins."""
 
 
 def test_board_runs_a_test() -> None:

@@ -24,7 +24,7 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int], None]:
-    """The number of work items of the OpenCL kernel, and None: the driver chooses the size of a work group."""
+    """The number of the OpenCL kernel's work items, and None, so that the driver chooses the size of a work group."""
     return (size,), None
 
 

@@ -48,7 +48,10 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The number of OpenCL work items, in total and per group. A group computes TILE × TILE elements (gemm.cl)."""
+    """The number of the OpenCL kernel's work items, in total and per work group.
+
+    A group computes TILE × TILE elements (gemm.cl).
+    """
     groups = math.ceil(size / 64)
     return (groups * 16, groups * 16), (16, 16)
 

@@ -3,14 +3,14 @@
 
     torch_session.py LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 
-The board's Python runs this script, which imports nothing of this project. The client uses the script like the
-loader (loader.cpp): the script takes the same lock, and prints "ok MACHINE; MODEL". There is only one kind of request:
-"torch BYTES", followed by a description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a
-JSON object with the results for "float32" and "int8", or with the "reason" why there are none.
+The board's Python runs this script, which imports nothing from this project. The client uses the script like the loader
+(loader.cpp): the script takes the same lock, and prints "ok MACHINE; MODEL". There is only one kind of request: "torch
+BYTES", followed by a description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a JSON
+object with the results for "float32" and "int8", or with the "reason" why there are none.
 
 Each precision runs in a separate process, which is forked after ``import torch``. Peak memory is thus measured for each
-precision, and a crash does not affect the other one. The processes end when the client disconnects or the session's
-time limit is reached.
+precision, and a crash in one process does not affect the other. The processes end when the client disconnects or the
+session's time limit is reached.
 """
 
 from __future__ import annotations
@@ -257,7 +257,9 @@ _METHODS = {
 
 
 def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
-    """The model with int8 layers: static quantisation, calibrated with the inputs; dynamic quantisation for LSTMs.
+    """The model with int8 layers.
+
+    LSTMs are quantised dynamically. Other layers are quantised statically, with the inputs as calibration data.
 
     Raises NotRun if torch has no suitable engine, or if the model has no layer to quantise.
     """
@@ -287,7 +289,7 @@ def _limits_in_order(torch: Any) -> bool:
 
 
 def _make_contiguous_before_limits(torch: Any, converted: Any) -> None:
-    """Insert a conversion to the contiguous format before each relu6 and hardtanh of a graph module."""
+    """Insert a conversion to the contiguous format before each relu6 and hardtanh in a graph module."""
     limits = (torch.nn.functional.relu6, torch.nn.functional.hardtanh)
     for node in list(converted.graph.nodes):
         if node.target in limits:
@@ -339,7 +341,7 @@ def measured(precision: str, description: Mapping[str, Any], content: bytearray)
 def require_close(
     torch: Any, found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[Sequence[float]]
 ) -> None:
-    """Raise NotRun if an output differs from that of the PC by more than its relative and absolute tolerance."""
+    """Raise NotRun if an output differs from the PC's output by more than its relative and absolute tolerance."""
     for index, (one, other, allowed) in enumerate(zip(found, expected, tolerances)):  # noqa: B905 - Python 3.9
         difference = difference_of(torch, one, other)
         if not torch.allclose(one.double(), other.double(), *allowed, equal_nan=True):
