@@ -94,7 +94,7 @@ class Pipeline:
         for position, step in enumerate(steps):
             unknown = set(step.needs) - set(names[:position])
             if unknown:
-                raise ValueError(f"step {step.name} needs {sorted(unknown)}, which do not come before it")
+                raise ValueError(f"step {step.name} needs steps that do not come before it: {sorted(unknown)}")
         self.folder = folder
         self.steps = tuple(steps)
 

@@ -127,7 +127,7 @@ def _explained(
             f"the build of {wanted} requires {name}{pin}, and the index has no suitable version",
             expected=f"{name}{pin}, as source or as a wheel for the target",
             found=f"versions {shown}" if shown else "no version",
-            fix=f"build it first: run ./inv build-wheel {name}==VERSION, which puts it into the wheelhouse",
+            fix=f"first run ./inv build-wheel {name}==VERSION, which puts the wheel into the wheelhouse",
         )
     return SourceUnavailable(
         f"the package index does not have {wanted}",
