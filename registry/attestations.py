@@ -2,8 +2,8 @@
 
 The image's repository contains two more manifests, whose tags are the image's digest with a suffix. ``sha256-HEX.sig``
 contains cosign's signature. ``sha256-HEX.att`` contains DSSE envelopes with in-toto statements: the provenance, and the
-bill of materials in both formats. Both manifests name the image as their ``subject`` (OCI image specification 1.1), so
-a registry that supports the referrers API lists them as the image's referrers.
+bill of materials in SPDX and CycloneDX format. Both manifests name the image as their ``subject`` (OCI image
+specification 1.1), so a registry that supports the referrers API lists them as the image's referrers.
 """
 
 from __future__ import annotations

@@ -336,7 +336,7 @@ def _require_platform(image: Mapping[str, Any], name: str, platform: str) -> Non
             f"{name} is for another platform",
             expected=platform,
             found=found,
-            fix="run ./inv build-image, or set image.architecture in invoke.yaml",
+            fix="run ./inv build-image, or set image.architecture in invoke.yaml to the image's architecture",
         )
 
 

@@ -162,7 +162,7 @@ class Connection:
                 f"{self.reference.host} redirects uploads to another host",
                 expected=f"an upload address on {self.reference.host}",
                 found=one_line(parts.netloc) or "none",
-                fix="report this to the registry's administrator",
+                fix="report the redirect to the registry's administrator",
             )
         return f"{parts.path}{'?' + parts.query if parts.query else ''}"
 
@@ -200,7 +200,7 @@ class Connection:
                 f"the token server of {self.reference.host} is not secure",
                 expected="an https:// address",
                 found=one_line(realm) or "none",
-                fix="report this to the registry's administrator",
+                fix="report the token server's address to the registry's administrator",
             )
         scope = {"service": challenge.get("service") or "", "scope": challenge.get("scope") or self._scope}
         credentials = self._credentials
@@ -223,7 +223,7 @@ class Connection:
                 f"the token server of {self.reference.host} sent no token",
                 expected="a JSON object with a token",
                 found=f"{len(answer.content)} bytes without a token",
-                fix="report this to the registry's administrator",
+                fix="report the token server's response to the registry's administrator",
             )
         return token
 

@@ -1,7 +1,7 @@
 """Read images from a registry through the distribution API (``/v2/``), and write manifests and indices.
 
-These requests verify what the registry holds, independently of the engine's report. Every digest is computed over the
-received bytes, never read from a header.
+The requests in this module verify what the registry holds, independently of the engine's report. Every digest is
+computed over the received bytes, never read from a header.
 """
 
 from __future__ import annotations

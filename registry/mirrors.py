@@ -5,7 +5,7 @@ without path, query, fragment or user (moby: registry/config.go, ValidateMirror)
 end.
 
 The file's other keys, their order, and its indentation, owner and mode are preserved, and a backup is written. The new
-file is validated (as JSON and, from version 23.0, by ``dockerd --validate``) and renamed into place. If systemd or
+file is validated (as JSON and, from Docker 23.0, by ``dockerd --validate``) and renamed into place. If systemd or
 ``./inv`` started the engine, it is reloaded; mirrors do not require a restart. Otherwise the command for reloading the
 engine is printed. Finally the engine is asked which mirrors it uses. If these mirrors differ from those in the file, or
 if the reload failed, the old file is restored and the engine is reloaded again.

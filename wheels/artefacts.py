@@ -458,7 +458,7 @@ def _warn_if_changed(place: Path, made: Sequence[Artefact]) -> None:
     for item in made:
         if not item.path.name.endswith(PROVENANCE) and known.get(item.path.name, item.sha256) != item.sha256:
             progress.warn(
-                f"{item.path.name} differs from the file with the same key: its build is not reproducible "
+                f"{item.path.name} differs from the previous file with the same key: its build is not reproducible "
                 f"({known[item.path.name][:16]} → {item.sha256[:16]})"
             )
 

@@ -5,7 +5,7 @@ and build tools (images.native, images.build_tools). pip creates its usual isola
 pip finds requirements in the wheelhouses, among the wheels that the caller passes, and in the package indices that pip
 uses on this PC (wheels.pip_settings).
 
-The result is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.
+The wheel is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def run_pip(
                 f"{what} cannot be downloaded: the package index does not respond",
                 expected="a response from the package index in pip's configuration (pip config list)",
                 found=f"no connection (complete log: {log})",
-                fix="fix the network, https_proxy or pip.conf, then run the task again",
+                fix="check the network, https_proxy and pip.conf, then run the task again",
             ) from fault
         if output.name:
             raise unfound(output.name + output.specifier) from fault
