@@ -2,8 +2,8 @@
 
 The image's repository contains two more manifests, whose tags are the image's digest with a suffix. ``sha256-HEX.sig``
 contains cosign's signature. ``sha256-HEX.att`` contains DSSE envelopes with in-toto statements: the provenance, and the
-bill of materials in both formats. Both manifests name the image as their ``subject`` (OCI image specification 1.1), so
-a registry that supports the referrers API lists them for the image.
+bill of materials in SPDX and CycloneDX format. Both manifests name the image as their ``subject`` (OCI image
+specification 1.1), so a registry that supports the referrers API lists them as the image's referrers.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _tag(digest: str, suffix: str) -> str:
 def _push(
     store: Store, tag: str, layers: Sequence[tuple[bytes, Mapping[str, str]]], kind: str, subject: Mapping[str, Any]
 ) -> None:
-    """Push a manifest with the given layers. cosign reads the manifest as an image."""
+    """Push a manifest with the given layers. It has an image's configuration, because cosign expects an image."""
     diffs = [digest_of(content) for content, _ in layers]
     config = json.dumps(
         {
@@ -153,7 +153,7 @@ def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verifi
     if missing := [kind for kind in (PROVENANCE, SPDX, CYCLONEDX) if kind not in found]:
         raise SignatureRefused(
             f"statements about {reference} are missing",
-            expected=f"the provenance and the bill of materials: {', '.join(missing)}",
+            expected=f"statements of these types: {', '.join(missing)}",
             found=", ".join(found) or "none",
             fix=_AGAIN,
         )
@@ -162,7 +162,7 @@ def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verifi
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """Return a bill of materials as the text that images.sbom writes. The provenance lists the SHA-256 of this text."""
+    """Return a bill of materials in the text form that images.sbom writes, whose SHA-256 the provenance lists."""
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -188,12 +188,13 @@ def _require_subject(stated: str, digest: str, what: str) -> None:
             f"{what} belongs to another image",
             expected=f"the digest {digest}",
             found=stated or "no digest",
-            fix="do not use this image, because another user has replaced its signatures; push it again with --sign",
+            fix="do not use this image, because another user has replaced its signatures; push your own copy "
+            "again with ./inv push --sign",
         )
 
 
 def _path(value: Any, *keys: str) -> str:
-    """Return the string at a path of keys in nested objects or in JSON text, or an empty string if there is none."""
+    """Look up the keys in nested objects or JSON text; return the string found there, or an empty string."""
     if isinstance(value, bytes):
         try:
             value = json.loads(value)

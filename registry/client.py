@@ -1,9 +1,9 @@
-"""Push the system image to a registry and pull it, and verify the result in the registry.
+"""Push the system image to a registry or pull it from one, and verify what the registry holds.
 
 To push, check the image's platform, log in, and let the engine push. Then read the manifest, the configuration and
 every layer's size from the registry, and compare the manifest's computed digest with the one that the engine reported.
-To pull, first read the tag's manifest and platform, then let the engine pull that digest. Only an image for the right
-platform is tagged with the local name.
+To pull, first read the tag's manifest and platform, then let the engine pull the image by the manifest's digest. Only
+an image for the right platform is tagged with the local name.
 
 If the registry fails during a transfer, the transfer is retried (registry.retries), in addition to the engine's own
 retries per layer. Layers that have arrived are not sent again, because they are stored by digest.
@@ -51,7 +51,7 @@ _ROLE = "system"
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """An image in the registry that has been verified."""
+    """A verified image in the registry."""
 
     reference: Reference
     digest: str
@@ -115,7 +115,8 @@ def push_index(
     """Push the images for several architectures, and an OCI image index from which an engine selects its platform.
 
     The index has the tag from ``shared_reference`` and is stored last, so an error leaves that tag unchanged. The
-    configurations must differ only in their architecture. Options and errors are as for ``push``.
+    configurations must differ only in their architecture. Takes the same options and raises the same errors as
+    ``push``.
     """
     began = time.monotonic()
     reference = shared_reference(configs, registry=registry, tag=tag)
@@ -151,10 +152,10 @@ def pull(
 ) -> list[Pulled]:
     """Pull system images from one tag, verify their digests and platforms, and tag them with their local names.
 
-    The configurations must differ only in their architecture, by which each image is selected from an index.
-    ``digests`` lists the accepted digests, one for each image; if it is empty, any digest is accepted. Options and
-    errors are as for ``push``; ReferenceNotFound means that the registry does not have the tag. PlatformMismatch is
-    raised before the transfer.
+    The configurations must differ only in their architecture, which selects the image from an index. ``digests`` lists
+    the accepted digests, one for each image; if it is empty, any digest is accepted. Takes the same options and raises
+    the same errors as ``push``, but ReferenceNotFound means that the registry does not have the tag. PlatformMismatch
+    is raised before the transfer.
     """
     reference = shared_reference(configs, registry=registry, tag=tag)
     with (
@@ -199,7 +200,7 @@ def _build_command(config: Config) -> str:
 def _push(
     client: docker.DockerClient, remote: Connection, credentials: Credentials | None, config: Config
 ) -> tuple[Pushed, RemoteImage]:
-    """Push the system image to the connection's tag; return the result and the image in the registry."""
+    """Push the system image to the connection's tag; return a summary, and the image that the registry holds."""
     began = time.monotonic()
     reference = remote.reference
     name = config.image_reference(_ROLE)
@@ -335,7 +336,7 @@ def _require_platform(image: Mapping[str, Any], name: str, platform: str) -> Non
             f"{name} is for another platform",
             expected=platform,
             found=found,
-            fix="run ./inv build-image, or set image.architecture in invoke.yaml",
+            fix="run ./inv build-image, or set image.architecture in invoke.yaml to the image's architecture",
         )
 
 
@@ -415,7 +416,7 @@ def _stop_if_full(remote: Connection) -> None:
 
 def _on_engine_retry(remote: Connection, reference: Reference) -> None:
     _stop_if_full(remote)
-    progress.warn(f"connection to {reference.host} lost; the engine retries that layer")
+    progress.warn(f"connection to {reference.host} lost; the engine retries the layer that it was transferring")
 
 
 def _compare(reference: Reference, stated: str, digest: str, held: RemoteImage, image: Mapping[str, Any]) -> None:

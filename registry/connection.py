@@ -162,7 +162,7 @@ class Connection:
                 f"{self.reference.host} redirects uploads to another host",
                 expected=f"an upload address on {self.reference.host}",
                 found=one_line(parts.netloc) or "none",
-                fix="report this to the registry's administrator",
+                fix="report the redirect to the registry's administrator",
             )
         return f"{parts.path}{'?' + parts.query if parts.query else ''}"
 
@@ -200,7 +200,7 @@ class Connection:
                 f"the token server of {self.reference.host} is not secure",
                 expected="an https:// address",
                 found=one_line(realm) or "none",
-                fix="report this to the registry's administrator",
+                fix="report the token server's address to the registry's administrator",
             )
         scope = {"service": challenge.get("service") or "", "scope": challenge.get("scope") or self._scope}
         credentials = self._credentials
@@ -223,7 +223,7 @@ class Connection:
                 f"the token server of {self.reference.host} sent no token",
                 expected="a JSON object with a token",
                 found=f"{len(answer.content)} bytes without a token",
-                fix="report this to the registry's administrator",
+                fix="report the token server's response to the registry's administrator",
             )
         return token
 
@@ -239,7 +239,7 @@ class Connection:
         stream: bool = False,
         read_s: float = 0.0,
     ) -> requests.Response:
-        """Send one request, with the ``Authorization`` header if ``authorized``; return a response of any status."""
+        """Send one request, with the ``Authorization`` header if ``authorized``; return the response for any status."""
         authorization = {"Authorization": self._authorization} if authorized and self._authorization else {}
         host = urlsplit(url).netloc
         try:
@@ -266,7 +266,8 @@ class Connection:
 def log_in(remote: Connection, *, actions: str, user: str) -> Credentials | None:
     """Log in if the registry requires it; return the credentials, or None for anonymous access.
 
-    Server errors, lost connections and timeouts are retried; an unknown host and a refused connection are not.
+    Requests are retried after server errors, lost connections and timeouts, but not if the host is unknown or refuses
+    the connection.
     """
     required = with_retries(remote.ping, remote, at_first=True)
     credentials = stored.find(remote.reference, user=user) if required else None
@@ -288,7 +289,10 @@ def _allows_anonymous(remote: Connection, actions: str) -> bool:
 
 
 def _proxies(url: str, host: str) -> Mapping[str, str]:
-    """Return the environment's proxies. Raises RegistryProxyUnusable if the proxy for a URL has an invalid address."""
+    """Return the proxies set in the environment.
+
+    Raises RegistryProxyUnusable if the proxy for ``url`` has an invalid address.
+    """
     proxies = requests.utils.get_environ_proxies(url)
     if proxy := requests.utils.select_proxy(url, proxies):
         with contextlib.suppress(urllib3.exceptions.LocationParseError):

@@ -141,9 +141,9 @@ def _stored(host: str) -> Credentials | None:
     except docker.errors.DockerException as fault:
         raise AccessDenied(
             "Docker's credential helper failed",
-            expected=f"output from the helper that {_config_file()} names",
+            expected=f"output from the credential helper that {_config_file()} names",
             found=" ".join(str(fault).split())[:200],
-            fix=f"install or unlock the helper, remove it from config.json, or set {PASSWORD_VARIABLE}",
+            fix=f"install or unlock the credential helper, remove it from config.json, or set {PASSWORD_VARIABLE}",
         ) from fault
     except ValueError:
         # The exception would quote the helper's output.

@@ -1,7 +1,7 @@
 """Read images from a registry through the distribution API (``/v2/``), and write manifests and indices.
 
-These requests verify what the registry holds, independently of the engine's report. Every digest is computed over the
-received bytes, never read from a header.
+The requests in this module verify what the registry holds, independently of the engine's report. Every digest is
+computed over the received bytes, never read from a header.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
             f"{reference} is for another platform",
             expected=platform,
             found=found or "no platform",
-            fix="pass another --tag, or push the correct image with this tag",
+            fix="pass another --tag, or push an image for the expected platform with this tag",
         )
     return RemoteImage(
         digest=top.digest,
@@ -109,7 +109,7 @@ def read_image(remote: Connection, platform: str) -> RemoteImage:
 
 
 def _blob(item: Mapping[str, Any]) -> Blob:
-    """Return the blob of a descriptor. The digest must be valid, because it becomes part of a URL."""
+    """Return the blob that a descriptor describes. The digest must be valid, because it becomes part of a URL."""
     blob = Blob(digest=str(item["digest"]), size=int(item["size"]))
     if not _DIGEST.fullmatch(blob.digest) or blob.size < 0:
         raise ValueError("invalid descriptor")
@@ -133,7 +133,7 @@ def read_manifest(remote: Connection, name: str, *, fix: str = "") -> tuple[dict
     if digest != stated:
         raise RegistryFailed(
             f"the manifest of {reference} is damaged",
-            expected=f"the digest {stated}, which the registry states",
+            expected=f"a manifest with the digest {stated}",
             found=f"{digest}, computed over the received bytes",
             fix="push the image again; if the error persists, check the registry's storage and any proxies",
         )
@@ -172,7 +172,7 @@ def put_manifest(remote: Connection, document: bytes, media_type: str) -> None:
 
 
 def index(images: Iterable[RemoteImage]) -> bytes:
-    """Return an OCI image index, which does not depend on the order of the images."""
+    """Return an OCI image index, whose bytes do not depend on the order of ``images``."""
     entries = [
         {
             "mediaType": image.media_type,
@@ -203,7 +203,7 @@ def check_blob(remote: Connection, blob: Blob) -> None:
     if answer.status_code != 200 or size not in ("", str(blob.size)):
         raise RegistryBroke(
             f"a part of {remote.reference} is missing from the registry",
-            expected=f"{blob.size} bytes of {blob.digest}",
+            expected=f"the blob {blob.digest} with {blob.size} bytes",
             found=f"HTTP {answer.status_code}" if answer.status_code != 200 else f"{one_line(size)} bytes",
             fix="push the image again",
         )
@@ -265,7 +265,7 @@ def choose_platform(index: Mapping[str, Any], platform: str, reference: Referenc
             f"{reference} has no image for {platform}",
             expected=platform,
             found=one_line(", ".join(sorted(found))) or "an empty index",
-            fix="pass another --tag, or push the correct image with this tag",
+            fix="pass another --tag, or push an image for the expected platform with this tag",
         )
     return found[platform]
 

@@ -93,7 +93,7 @@ def response_text(answer: requests.Response) -> str:
 
 
 def is_full(text: str, repository: str) -> bool:
-    """Return whether a registry's response reports full storage; names of repositories and folders are ignored."""
+    """Return whether a response reports that the registry is full; names of repositories and folders are ignored."""
     text = re.sub(r'"Path": ?"[^"]*"', "", text).replace(repository, "")
     # The filesystem driver reports the error number (28, ENOSPC); other drivers report text.
     return re.search(r'"Err": ?28\b|no space left|quota|insufficient', text, re.IGNORECASE) is not None
@@ -171,7 +171,7 @@ def unknown_host(host: str) -> RegistryHostUnknown:
 
 
 def connection_refused(host: str, found: str) -> RegistryConnectionRefused:
-    """Return the error for a host on which nothing listens on the port."""
+    """Return the error for a host that refuses the connection, because no program listens on the port."""
     fix = f"check --registry and its port, and whether a registry is running there (curl -i http://{host}/v2/)"
     return RegistryConnectionRefused(
         f"no registry listens at {host}",
@@ -197,7 +197,7 @@ def proxy_failed(
     """Return the error for a registry that cannot be reached through the proxy."""
     return kind(
         f"{host} cannot be reached through the proxy",
-        expected="an HTTP proxy that responds, at http://HOST:PORT",
+        expected="a responding HTTP proxy, whose address has the form http://HOST:PORT",
         found=found,
         fix=f"{fix}, or add {bare_host(host)} to no_proxy",
     )

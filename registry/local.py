@@ -1,12 +1,12 @@
 """Run a registry on this machine for experiments and tests: Debian's ``docker-registry`` as a background process.
 
 ``up`` renders a configuration from ``registry.yml.j2``, starts ``docker-registry serve`` in a new session and waits for
-the response to ``GET /v2/`` (distribution API specification). The process record, the log and the images are in the
-build folder's ``registry/``. ``down`` preserves the images.
+the response to ``GET /v2/`` (distribution API specification). The build folder's ``registry/`` contains the registry's
+state file, log and images. ``down`` preserves the images.
 
 The registry has no access control, and engines accept plain HTTP only on loopback addresses. The registry therefore
-listens on the loopback address unless ``registry.address`` is an address of this machine. Tests use ``serve`` with
-variables that enable TLS or access control.
+listens on the loopback address unless ``registry.address`` is an address of this machine. Tests call ``serve`` with
+environment variables that enable TLS or access control.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Settings:
     """A registry's settings."""
 
     folder: Path
-    """The folder for the configuration, the process record, the log and the images."""
+    """The folder for the configuration, the state file, the log and the images."""
     host: str = _LOOPBACK
     port: int = 0
     """The TCP port; 0 selects a free one."""
@@ -78,7 +78,7 @@ class Settings:
 
     @property
     def state(self) -> Path:
-        """The file that records the running process."""
+        """The state file, which records the running registry's process and address."""
         return self.folder / "state.json"
 
     @property

@@ -5,7 +5,7 @@ without path, query, fragment or user (moby: registry/config.go, ValidateMirror)
 end.
 
 The file's other keys, their order, and its indentation, owner and mode are preserved, and a backup is written. The new
-file is validated (as JSON and, from version 23.0, by ``dockerd --validate``) and renamed into place. If systemd or
+file is validated (as JSON and, from Docker 23.0, by ``dockerd --validate``) and renamed into place. If systemd or
 ``./inv`` started the engine, it is reloaded; mirrors do not require a restart. Otherwise the command for reloading the
 engine is printed. Finally the engine is asked which mirrors it uses. If these mirrors differ from those in the file, or
 if the reload failed, the old file is restored and the engine is reloaded again.
@@ -84,8 +84,8 @@ def _listed(urls: Sequence[str]) -> str:
 def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
     """Append mirrors to the existing ones; mirrors that already exist keep their position.
 
-    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises UserError if a URL is
-    invalid (before any change) or if the engine does not use the mirrors afterwards, or EngineUnavailable.
+    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises UserError before any change
+    if a URL is invalid, or afterwards if the engine does not use the mirrors; otherwise EngineUnavailable.
     """
     added = [_checked(url) for url in urls]
 
@@ -162,7 +162,7 @@ def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
     if not argv:
         how = f"kill -HUP {pid}" if pid else "kill -HUP $(pidof dockerd)"
         return replace(state, reload=f"reload it yourself, because neither systemd nor ./inv started it: {how}")
-    process.run(argv, limit_s=60, fix="reload the engine manually")
+    process.run(argv, limit_s=60, fix="correct the error in the command's output below, then run the task again")
     deadline = time.monotonic() + _RELOAD_LIMIT_S
     while True:
         state = replace(state, active=_active(), reload=process.pasteable(argv))
@@ -391,7 +391,7 @@ def _active() -> tuple[str, ...] | None:
 
 
 def _pid_of(daemon: Daemon | None) -> int | None:
-    """Return the process id in the pid file of the local dockerd, if that process is a dockerd."""
+    """Return the local dockerd's process id from its pid file, or None if that process is not a dockerd."""
     own = [daemon.folder / "docker.pid"] if daemon is not None else []
     for pidfile in (*own, *_PIDFILES):
         with contextlib.suppress(OSError, ValueError):

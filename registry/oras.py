@@ -58,7 +58,7 @@ class File(Blob):
 
     @classmethod
     def of(cls, path: Path) -> File:
-        """Return the description of a file on this machine."""
+        """Return the name, media type, digest and size of a file on this machine."""
         kinds = (kind for suffix, kind in _MEDIA_TYPES.items() if path.name.endswith(suffix))
         return cls(
             digest=f"sha256:{sha256_of(path)}",
@@ -137,7 +137,7 @@ class Store:
         self._path = f"/v2/{connection.reference.repository}"
 
     def find_complete(self) -> Artefact | None:
-        """Return the artefact at the tag, or None if there is none or the registry lacks one of its files.
+        """Return the artefact at the tag, or None if the tag does not exist or one of the artefact's files is missing.
 
         Raises RegistryBroke, or RegistryFailed if the tag is not an artefact with files.
         """
@@ -253,7 +253,7 @@ class Store:
         return answer.status_code == 200 and answer.headers.get("Content-Length") == str(blob.size)
 
     def _upload(self, blob: Blob, body: Callable[[], _Reader]) -> bool:
-        """Upload a blob in one request ("monolithic") unless it exists; return whether it was sent."""
+        """Upload a blob in one request ("monolithic") unless the registry has it; return whether it was sent."""
         if self._holds(blob):
             return False
         opened = self.connection.request("POST", f"{self._path}/blobs/uploads/")
@@ -287,7 +287,8 @@ class Store:
             f"{item.name} is damaged in the registry",
             expected=f"{item.size} bytes with the digest {item.digest}",
             found=found,
-            fix=f"delete {self._reference} from the registry, and push it again from the machine that built it",
+            fix=f"delete {self._reference} from the registry, then run ./inv push-artefacts on the machine that built "
+            "the artefact",
         )
 
 

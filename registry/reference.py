@@ -36,7 +36,7 @@ class Reference:
 
     @property
     def api_host(self) -> str:
-        """The host of the registry API. For Docker Hub, it differs from the host in image names."""
+        """The host of the registry API, which for Docker Hub differs from the host in image names."""
         return "registry-1.docker.io" if self.host in (_HUB, f"index.{_HUB}") else self.host
 
     def __str__(self) -> str:

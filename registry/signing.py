@@ -91,7 +91,9 @@ def _read(path: Path, setting: str) -> bytes:
 
 
 def _other_kind(path: Path) -> UserError:
-    return UserError(f"{path} has a key of another kind", expected=_KIND, found="another algorithm or curve", fix=_MAKE)
+    return UserError(
+        f"{path} contains a key of an unsupported kind", expected=_KIND, found="another algorithm or curve", fix=_MAKE
+    )
 
 
 def _password(path: Path) -> str:
@@ -100,9 +102,9 @@ def _password(path: Path) -> str:
     if not (sys.stdin is not None and sys.stdin.isatty()):
         raise UserError(
             f"the key {path} is encrypted",
-            expected=f"its password in {PASSWORD_VARIABLE}, or a terminal for a prompt",
+            expected=f"the key's password in {PASSWORD_VARIABLE}, or a terminal for a prompt",
             found="neither",
-            fix=f"set {PASSWORD_VARIABLE}",
+            fix=f"set {PASSWORD_VARIABLE} to the key's password",
         )
     return getpass.getpass(f"Password of {path}: ", stream=sys.stderr)
 
@@ -129,7 +131,7 @@ def open_envelope(content: bytes, key: PublicKey, what: str, *, fix: str) -> dic
         found.verify([key.key], 1)
         statement = json.loads(found.payload)
         if found.payload_type != STATEMENT_TYPE or not isinstance(statement, dict):
-            raise ValueError(f"the payload has the type {found.payload_type}")
+            raise ValueError(f"the payload is not an in-toto statement; its type is {found.payload_type}")
     except VerificationError:
         raise wrong_key(what, key) from None
     except (ValueError, KeyError, TypeError, AttributeError) as fault:

@@ -1,9 +1,9 @@
 """Follow the engine's event stream during a push or pull to show progress per layer and to detect errors.
 
 The engine immediately responds with success and reports errors in the stream: an error is an event with ``error`` (or
-``errorDetail``) and ends the stream. ``total`` counts uncompressed bytes during a push, and compressed bytes during a
-pull. During a push, ``current`` may exceed ``total``. Messages differ between engine versions (20.10 to 28), so errors
-are recognised by the parts of a message that all versions share; the order of the checks matters.
+``errorDetail``) and ends the stream. In an event, ``total`` counts uncompressed bytes during a push, and compressed
+bytes during a pull. During a push, ``current`` may exceed ``total``. Messages differ between engine versions (20.10 to
+28), so errors are recognised by the parts of a message that all versions share; the order of the checks matters.
 """
 
 from __future__ import annotations

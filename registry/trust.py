@@ -1,4 +1,4 @@
-"""Configure TLS for registries with the same rules as the Docker engine.
+"""Configure TLS for registries by the same rules as the Docker engine.
 
 The system's certificates and those in ``/etc/docker/certs.d/HOST:PORT`` are trusted. Hosts that the engine lists as
 insecure (loopback addresses by default) may use any certificate, or plain HTTP.
@@ -27,7 +27,7 @@ def is_insecure(host: str, engine_info: Mapping[str, Any]) -> bool:
     """Return whether the engine accepts any certificate of a host.
 
     ``engine_info`` is the output of ``docker info``, which lists insecure hosts by name, and insecure networks. A host
-    is also insecure if any of its addresses is in one of the networks (moby: registry/config.go).
+    is also insecure if any of its addresses is in an insecure network (moby: registry/config.go).
     """
     settings = engine_info.get("RegistryConfig") or {}
     named = (settings.get("IndexConfigs") or {}).get(host)
@@ -69,7 +69,7 @@ class TlsAdapter(requests.adapters.HTTPAdapter):
         return super().proxy_manager_for(*args, ssl_context=self._context, **kwargs)
 
     def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
-        """Do not add requests' own certificate bundle, which the engine does not use."""
+        """Do not add the certificate bundle of the requests library, which the engine does not use."""
 
 
 def _context(host: str, *, insecure: bool) -> ssl.SSLContext:
@@ -82,7 +82,7 @@ def _context(host: str, *, insecure: bool) -> ssl.SSLContext:
                 f"{certificate} cannot be used",
                 expected="a readable certificate in PEM format",
                 found=str(fault),
-                fix="replace the certificate",
+                fix="replace the file with a readable certificate in PEM format, or delete it",
             ) from fault
     if insecure:
         context.check_hostname = False

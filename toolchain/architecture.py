@@ -88,7 +88,7 @@ ARCHITECTURES = {
 def host_architecture() -> Architecture:
     """Return the architecture of this machine's userland according to dpkg.
 
-    Raises PlatformMismatch if it is not in the table.
+    Raises PlatformMismatch if the architecture is not in ``ARCHITECTURES``.
     """
     name = process.output_of(["dpkg", "--print-architecture"])
     if name not in ARCHITECTURES:
@@ -96,6 +96,6 @@ def host_architecture() -> Architecture:
             "images cannot be built on this machine's architecture",
             expected=f"one of {', '.join(ARCHITECTURES)}",
             found=name,
-            fix="use another machine, or add a row to toolchain/architecture.py",
+            fix="use a machine with a supported architecture, or add a row to toolchain/architecture.py",
         )
     return ARCHITECTURES[name]

@@ -91,7 +91,7 @@ def _report_invalid_values() -> None:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output, whose OSErrors, for example for a full disk, contain "standard output" as the file name."""
+    """Standard output. If writing fails with an OSError, the error has "standard output" as its file name."""
 
     def write(self, text: str) -> int:
         with _named("standard output"):

@@ -129,7 +129,7 @@ def _table(name: str, section: Any) -> str:
 
 
 def _valid(hint: Any, check: Check | None) -> str:
-    """Return a description of the valid values, taken from the check's error for an invalid value."""
+    """Describe a setting's valid values, in the words of the error message for an invalid value."""
     name = "list" if isinstance(hint, types.GenericAlias) else _KINDS[hint][0]
     impossible = ("\0",) if name == "list" else _KINDS[hint][1]
     expected = check(impossible).partition("expected ")[2].partition("; did you mean")[0] if check else ""

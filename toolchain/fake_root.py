@@ -28,8 +28,8 @@ _SCRIPT = """trap '' TERM; exec "$0" -- "$@" """
 def call(function: Callable[..., T], *arguments: object, why: str) -> T:
     """Call a module-level function in a process under fakeroot, and return its result or raise its exception.
 
-    The function, its arguments and its result are pickled. The function's output is printed line by line. ``why``
-    completes the message of ProgramMissing. Raises CommandFailed if the process was killed.
+    The function, its arguments and its result are pickled. The function's output is printed line by line. ``why`` is
+    the purpose that ProgramMissing states if fakeroot is not installed. Raises CommandFailed if the process was killed.
     """
     program = process.require_program("fakeroot", why)
     with tempfile.TemporaryDirectory(prefix="pitorch-fake-root-") as folder:
@@ -48,7 +48,7 @@ def call(function: Callable[..., T], *arguments: object, why: str) -> T:
 
 
 def main(made: Path) -> None:
-    """Read a pickled function from stdin and call it; write its result and its exception, one of which is None."""
+    """Read a pickled function from stdin and call it; write its result and exception, one of them None, to ``made``."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ``call``)
     result = fault = None

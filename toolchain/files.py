@@ -268,8 +268,8 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
 def least_room(folder: Path) -> Iterator[list[int]]:
     """Yield a list whose only item is the smallest number of free bytes since the block began.
 
-    The bytes are those at ``folder`` or its nearest existing parent. The free space is polled, because a program that
-    fails on a full disk may remove its files before it exits.
+    The file system is that of ``folder`` or of its nearest existing parent. The free space is polled, because a program
+    that fails on a full disk may remove its files before it exits.
     """
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     least = [shutil.disk_usage(existing).free]
@@ -330,8 +330,8 @@ def pack(
     """Write a folder as a reproducible tar: sorted, owned by root, no time stamp newer than ``epoch``.
 
     The same tree produces the same bytes. The tar is not compressed, because it becomes an image layer. ``overlay`` is
-    a second folder whose files are added to or replace those in the first. A file or folder in the first is omitted if
-    ``leave_out`` matches its whole relative name (with ``/``). Raises DiskFull.
+    a second folder, whose files are added to the tar and replace files of the same name in ``folder``. A file or folder
+    below ``folder`` is omitted if ``leave_out`` matches its whole relative name (with ``/``). Raises DiskFull.
     """
     found = dict(_below(folder, leave_out))
     if overlay is not None:

@@ -18,7 +18,7 @@ MANUAL = "manual"
 """The value of ``power`` for a board that a person switches on and off by hand."""
 
 USB_HUB = "uhubctl"
-"""The power model that switches a port of a USB hub."""
+"""The power model that switches a port on a USB hub."""
 
 CARDS = ("usbsdmux", "sdwire")
 """Devices that connect an SD card either to the board or to the PC."""
@@ -33,7 +33,8 @@ _VALUE = re.compile(r"[a-z0-9_.-]+")
 class Power:
     """An outlet of a power switch, as labgrid's NetworkPowerPort describes it.
 
-    If the model is ``uhubctl``, ``index`` is a port of a USB hub, and ``host`` is the hub's USB path.
+    If the model is ``uhubctl``, ``index`` is the number of a port on a USB hub, and ``host`` is the hub's location,
+    such as ``1-1.4``.
     """
 
     model: str
@@ -92,7 +93,7 @@ def parse(text: str) -> BoardRow:
         elif key in (*OWN_TAGS, "name"):
             raise ValueError(f"expected a tag other than {', '.join((*OWN_TAGS, 'name'))}")
         elif not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
-            raise ValueError(f"expected TAG=VALUE in lower case, such as model=pi3, in place of {word!r}")
+            raise ValueError(f"expected TAG=VALUE in lower case, such as model=pi3, found {word!r}")
         elif key == ARCHITECTURE and value not in ARCHITECTURES:
             raise ValueError(f"expected {ARCHITECTURE}={' or '.join(ARCHITECTURES)}, found {value}")
         else:
@@ -110,9 +111,13 @@ def _power(text: str) -> Power:
             "power models, such as shelly_gen2"
         )
     if not parts[1].isdigit():
-        raise ValueError(f"expected the number of an outlet or port in power=MODEL/INDEX/HOST, found {parts[1]!r}")
+        raise ValueError(
+            f"expected the number of an outlet or port as INDEX in power=MODEL/INDEX/HOST, found {parts[1]!r}"
+        )
     if parts[0] == USB_HUB and not re.fullmatch(r"\d+-\d+(?:\.\d+)*", parts[2]):
-        raise ValueError(f"expected the hub's location in power=uhubctl/PORT/HUB, such as 1-1.4, found {parts[2]!r}")
+        raise ValueError(
+            f"expected the hub's location, such as 1-1.4, as HUB in power=uhubctl/PORT/HUB, found {parts[2]!r}"
+        )
     return Power(*parts)
 
 

@@ -19,9 +19,9 @@ _LISTED = 3
 def clear(found: Iterable[Path], base: Path) -> None:
     """Remove these files and folders below ``base``, and print how much space was freed.
 
-    Programs that a killed task started may still be running, so an entry is kept if another process uses its name. The
-    following are also kept: links, entries that this user may not remove, mount points, folders that contain a mount
-    point, and scratch folders that a process still locks (toolchain.files).
+    Programs that a killed task started may still be running, so an entry is kept if another process uses a path that
+    contains its name. The following are also kept: links, entries that this user may not remove, mount points, folders
+    that contain a mount point, and scratch folders that a process still locks (toolchain.files).
     """
     with contextlib.ExitStack() as stack:
         unlocked = [path for path in map(files.absolute, found) if _removable(path, stack)]

@@ -38,14 +38,14 @@ class Artefact:
     def verify(self) -> None:
         """Raise ArtefactMissing or ArtefactDamaged if the file has changed since it was created."""
         if not self.path.is_file():
-            raise ArtefactMissing(f"{self.path} is missing", fix="repeat the step that creates the file")
+            raise ArtefactMissing(f"{self.path} is missing", fix="run the task that creates the file")
         found = Artefact.of(self.path)
         if found != self:
             raise ArtefactDamaged(
                 f"{self.path} does not match its manifest",
                 expected=f"{self.size} bytes, SHA-256 {self.sha256}",
                 found=f"{found.size} bytes, SHA-256 {found.sha256}",
-                fix="delete the file, then repeat the step that creates the file",
+                fix="delete the file, then run the task that creates the file",
             )
 
 

@@ -60,7 +60,7 @@ def require_free(address: str, port: int, *, server: str, section: str) -> None:
             f"{server} cannot listen on port {port}",
             expected="a TCP port from 1 to 65535",
             found=f"{port}",
-            fix=f"pass another --port, or omit it to use {section}.port",
+            fix=f"pass another --port, or omit --port to use {section}.port",
         )
     kernels = " (for the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -55,7 +55,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Completed:
-    """The result of a command. ``output`` is stdout, and also stderr unless stderr was separated."""
+    """The result of a command. ``output`` contains stdout and, if ``merge_stderr`` was true, also stderr."""
 
     argv: tuple[str, ...]
     returncode: int
@@ -192,7 +192,7 @@ atexit.register(_reaper.close)
 
 @contextlib.contextmanager
 def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Register ``process`` while the block runs: if this process is killed, the reaper stops the session it leads."""
+    """Let the reaper stop the session that ``process`` leads if the task is killed while the block runs."""
     _reaper.send(f"+{process.pid}\n")
     try:
         yield
@@ -203,7 +203,7 @@ def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
 def end_group(process: subprocess.Popen[bytes], *, polite_s: float = _TERM_WAIT_S) -> None:
     """Stop the process group that ``process`` leads: SIGTERM, a wait of ``polite_s`` seconds, then SIGKILL.
 
-    All members of the group are waited for, because a child that ignores SIGTERM outlives the leader.
+    The function waits for all members of the group, because a child that ignores SIGTERM outlives the leader.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         if not _signal_group(process.pid, number):
@@ -390,7 +390,7 @@ def _start_error(words: Sequence[str], fault: OSError) -> UserError:
     return CommandFailed(
         f"cannot run {line}",
         returncode=126,
-        expected=f"{words[0]} to be an executable program",
+        expected=f"an executable program at {words[0]}",
         found=os.strerror(fault.errno or 0),
         fix=f"check the file: ls -l {shlex.quote(words[0])}",
     )
@@ -455,7 +455,7 @@ def _lines(process: subprocess.Popen[bytes], stdin: bytes | None, deadline: floa
 def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP set ``stop`` while the block runs.
 
-    Only the main thread can handle signals; in other threads this has no effect.
+    Only the main thread can handle signals; in other threads, the function has no effect.
     """
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

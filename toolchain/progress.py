@@ -89,7 +89,7 @@ class _LineBar:
 
 
 class _Where(ProgressColumn):
-    """A column that is shown only for bars that count bytes or, without ``in_bytes``, only for the other bars."""
+    """A column that is shown only for bars that count bytes (``in_bytes``), or only for bars that do not."""
 
     def __init__(self, column: ProgressColumn, *, in_bytes: bool) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Row:
 
 
 def row_of(name: str, artefact: Artefact, seconds: float, note: str = "") -> Row:
-    """Return the row for a file."""
+    """Return the table row for a file."""
     return Row(name, artefact.size, artefact.sha256, seconds, note)
 
 

@@ -2,9 +2,10 @@
 
 A step's *key* is the SHA-256 of its inputs as canonical JSON. Inputs are named strings: settings, source file
 fingerprints, the SHA-256 of each module of this project that contributes to the product (toolchain.closure), and the
-SHA-256 of the products of the steps on which it depends. A finished step's manifest records the key and the inputs. The
-next run compares them and shows the difference as the reason. A step also runs when its products are missing, which its
-``missing`` function detects. If a step produces the same bytes again, the steps that depend on it do not run.
+SHA-256 of the products of the steps on which the step depends. A finished step's manifest records the key and the
+inputs. The next run compares the recorded inputs with the current ones and shows the difference as the reason. A step
+also runs when its products are missing, which its ``missing`` function detects. If a step produces the same bytes
+again, the steps that depend on it do not run.
 
 Planning does not change anything. A plan assumes that if a step runs, all steps that depend on it run too. During
 execution, the decision is made again from the actual products.
@@ -94,7 +95,7 @@ class Pipeline:
         for position, step in enumerate(steps):
             unknown = set(step.needs) - set(names[:position])
             if unknown:
-                raise ValueError(f"step {step.name} needs {sorted(unknown)}, which do not come before it")
+                raise ValueError(f"step {step.name} needs steps that do not come before it: {sorted(unknown)}")
         self.folder = folder
         self.steps = tuple(steps)
 

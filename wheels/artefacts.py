@@ -9,11 +9,11 @@ examined.
 An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns a recipe's
 newest wheel, regardless of the compiler that built it; ``get`` returns the wheel with a given key.
 
-In a registry, the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``. The latest push also has the tag
-``NAME-RECIPE``. KEY and RECIPE are the first 40 digits of the entry's key and of the recipe's key; the manifest's
-annotations contain the complete keys. Users who can write to the registry are trusted: downloads are verified only
-against the digests that the registry states and against their provenance, which is required unless the recipe writes
-none.
+In a registry, the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``. Of the entries with the same
+recipe key, the one that was pushed last also has the tag ``NAME-RECIPE``. KEY and RECIPE are the first 40 digits of the
+entry's key and of the recipe's key; the manifest's annotations contain the complete keys. Users who can write to the
+registry are trusted: downloads are verified only against the digests that the registry states and against their
+provenance. The provenance is required, except for recipes that do not write it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
 
     ``recipe`` is the recipe's key, which ``of_recipe`` looks up.
 
-    Raises ArtefactMissing for a missing file, ArtefactDamaged if a provenance statement lists other digests, or
+    Raises ArtefactMissing for a missing file; ArtefactDamaged if a provenance statement lists other digests; otherwise
     DiskFull.
     """
     place = _place(config, name, key)
@@ -140,7 +140,7 @@ def keys(config: Config, name: str) -> tuple[str, ...]:
 
 
 def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
-    """Return the keys of entries with a recipe's key, newest first. Entries are not verified, because this is slow."""
+    """Return the keys of entries with a recipe's key, newest first. The entries are not verified, to save time."""
     found: list[tuple[int, str]] = []
     for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
         manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None
@@ -235,8 +235,8 @@ def push(config: Config, *, registry: str | None = None, user: str | None = None
     """Push all entries, or those called ``name``, to a registry, and verify that it holds them.
 
     ``registry`` is HOST[:PORT]/NAMESPACE. A complete artefact with the same tag is not replaced: the first push wins.
-    Raises ArtefactMissing if there is nothing to push, ArtefactDamaged if an entry is damaged, or the same exceptions
-    as registry.oras.
+    Raises ArtefactMissing if there is nothing to push; ArtefactDamaged if an entry is damaged; otherwise the same
+    exceptions as registry.oras.
     """
     found = [item for item in entries(config) if name in ("", item.name)]
     if not found:
@@ -257,8 +257,8 @@ def pull(
     ``key`` is the artefact's key or the recipe's. A damaged entry on this machine is renamed and replaced. ``stated``
     is false for a recipe that does not write provenance; otherwise a provenance statement must list every file.
 
-    Raises ReferenceNotFound if the registry does not have the artefact, RegistryFailed if the artefact is damaged, has
-    no provenance or is not the requested one, and the same exceptions as registry.oras.
+    Raises ReferenceNotFound if the registry does not have the artefact; RegistryFailed if the artefact is damaged, has
+    no provenance or is not the requested one; otherwise the same exceptions as registry.oras.
     """
     began = time.monotonic()
     reference = _reference(config, _tag(name, key), registry)
@@ -367,9 +367,9 @@ def _require_ours(reference: Reference, held: oras.Artefact, name: str, key: str
     if stated != (KIND, name, key) or MANIFEST in [item.name for item in held.files]:
         raise RegistryFailed(
             f"{reference} is not the artefact that its tag names",
-            expected=f"{KIND}, {name}, key {key}",
+            expected=f"type {KIND}, name {name}, key {key}",
             found=", ".join(str(item or "none") for item in stated),
-            fix="check --registry and registry.artefacts; delete the tag if it is wrong",
+            fix="check --registry and registry.artefacts; if both are correct, delete the tag from the registry",
         )
 
 
@@ -378,7 +378,7 @@ def _tag(name: str, key: str) -> str:
 
 
 def _reference(config: Config, tag: str, registry: str | None) -> Reference:
-    """Return an artefact's reference: an image's reference, but with the repository for artefacts."""
+    """Return an artefact's reference, whose repository is ``registry.artefacts``."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
     return resolve(dataclasses.replace(config, registry=section), registry=registry, tag=tag)
 
@@ -458,7 +458,7 @@ def _warn_if_changed(place: Path, made: Sequence[Artefact]) -> None:
     for item in made:
         if not item.path.name.endswith(PROVENANCE) and known.get(item.path.name, item.sha256) != item.sha256:
             progress.warn(
-                f"{item.path.name} differs from the file with the same key: its build is not reproducible "
+                f"{item.path.name} differs from the previous file with the same key: its build is not reproducible "
                 f"({known[item.path.name][:16]} → {item.sha256[:16]})"
             )
 

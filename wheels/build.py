@@ -1,11 +1,11 @@
 """Build a wheel of any Python package with ``pip wheel`` in a container for the target.
 
-The container contains compilers, torch and libqpu. Native programs are mounted over its emulated compiler and build
-tools (images.native, images.build_tools). pip creates its usual isolated build environment there. pip finds
-requirements in the wheelhouses, among the wheels that the caller passes, and in the package indices that pip uses on
-this PC (wheels.pip_settings).
+The container contains compilers, torch and libqpu. Native programs are mounted over the container's emulated compiler
+and build tools (images.native, images.build_tools). pip creates its usual isolated build environment in the container.
+pip finds requirements in the wheelhouses, among the wheels that the caller passes, and in the package indices that pip
+uses on this PC (wheels.pip_settings).
 
-The result is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.
+The wheel is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def build(
                     limit_s=_LIMIT_S,
                     log=log,
                     on_line=on_line,
-                    fix=f"find the cause in the package's own output, which is below and, in full, in {log}",
+                    fix=f"find the cause in the build's output; its end is below, and all of it is in {log}",
                 )
             except CommandFailed as fault:
                 output = log.read_text(errors="replace")

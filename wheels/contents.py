@@ -109,7 +109,7 @@ def _line(item: Missing, packages: Sequence[str], *, searched: bool) -> str:
 
 
 def _indices(sources: Sequence[apt.Source], config: Config) -> Iterator[Path]:
-    """Yield the indices of the target's main archive; download missing ones, and skip them if that fails."""
+    """Yield the indices of the target's main archive; download missing or old ones, and omit those that fail."""
     updated = (config.target_root / "mirror.manifest.json").stat().st_mtime if sources else 0.0
     for source in sources:
         if source.pocket.name != "main" or config.image.target.debian not in source.architectures:

@@ -2,7 +2,7 @@
 
 LLVM decodes 64-bit files. Each function with unsupported instructions has one of these states:
 
-- *checked*: there is a sign that the function runs only on CPUs that have the instructions: the outline-atomics
+- *checked*: a sign shows that the function runs only on CPUs that have the instructions. Signs are the outline-atomics
   helpers, the function's name, a call to a function that reads the CPU's capabilities, or callers that are all checked;
 - *unchecked*: there is no such sign, and compilers emit all of the function's unsupported instructions for ordinary
   C++, for example LSE atomics. The file was compiled for a newer CPU and will crash;
@@ -88,7 +88,7 @@ class Static:
     functions: tuple[Function, ...]
 
     def count(self, state: str) -> int:
-        """Return the number of functions in a state."""
+        """Return the number of functions that are in the given state."""
         return sum(item.state == state for item in self.functions)
 
 
@@ -147,7 +147,7 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
 
 
 def _by_attributes(file: str, elf: ELFFile, cpu: Cpu) -> list[Function]:
-    """Return an entry for each build attribute of a 32-bit file that exceeds the CPU's highest value."""
+    """Return an entry for each build attribute of a 32-bit file that exceeds the highest value for the CPU."""
     beyond = {
         tag.removeprefix("TAG_"): value
         for tag, value in wheels.arm_attributes(elf).items()

@@ -100,7 +100,7 @@ def _explained(
             f"Cargo cannot download the crates that {wanted} requires",
             expected="a response from crates.io, or from the crate registry that ~/.cargo/config.toml names",
             found=shortened(unreachable[0]),
-            fix="fix the network or https_proxy, or name a reachable registry or a folder of crates in "
+            fix="check the network and https_proxy, or name a reachable registry or a folder of crates in "
             "~/.cargo/config.toml, then run the task again",
         )
     if output.build_failed:
@@ -108,9 +108,9 @@ def _explained(
     if output.unreachable:
         return NetworkUnreachable(
             f"pip cannot reach its index to build {wanted}",
-            expected="a response, in the container, from the package index in pip's configuration (pip config list)",
+            expected="a response to the container from the package index in pip's configuration (pip config list)",
             found=shortened(output.unreachable),
-            fix="fix the network, https_proxy or pip.conf, then run the task again",
+            fix="check the network, https_proxy and pip.conf, then run the task again",
         )
     if not output.name:
         pin = f"=={wanted.version}"
@@ -127,7 +127,7 @@ def _explained(
             f"the build of {wanted} requires {name}{pin}, and the index has no suitable version",
             expected=f"{name}{pin}, as source or as a wheel for the target",
             found=f"versions {shown}" if shown else "no version",
-            fix=f"build it first: run ./inv build-wheel {name}==VERSION, which puts it into the wheelhouse",
+            fix=f"first run ./inv build-wheel {name}==VERSION, which puts the wheel into the wheelhouse",
         )
     return SourceUnavailable(
         f"the package index does not have {wanted}",
@@ -212,9 +212,9 @@ def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
     if apt.UNREACHABLE.search(text):
         return NetworkUnreachable(
             "the mirror does not provide the packages after --package",
-            expected="every package in the verified lists to be on the mirror",
+            expected="a mirror with every package in the verified lists",
             found=found,
-            fix="check the network; if the mirror was updated since the image was built, run ./inv build-image "
+            fix="check the network; if the mirror has been updated since the image was built, run ./inv build-image "
             "--update",
         )
     return CommandFailed(

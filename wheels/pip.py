@@ -34,7 +34,7 @@ _OTHER_BYTES = re.compile(r"Got\s+([0-9a-f]{64})")
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """The causes of a failure that pip's output reports."""
+    """The causes of a failure, as reported in pip's output."""
 
     name: str
     """The requirement that has no matching distribution; empty if there is none."""
@@ -88,9 +88,9 @@ def run_pip(
 ) -> None:
     """Run ``python -m pip WORDS`` without prompts; ``what`` names the download in error messages.
 
-    ``unfound`` returns the error for a requirement that the index does not have. Raises the error from ``unfound``,
-    SourceUnavailable for a file whose SHA-256 is not the required one, NetworkUnreachable, or CommandFailed with the
-    last lines of pip's output.
+    ``unfound`` returns the error for a requirement that no file in the index satisfies. Raises the error from
+    ``unfound``, SourceUnavailable for a file whose SHA-256 is not the required one, NetworkUnreachable, or
+    CommandFailed with the last lines of pip's output.
     """
     try:
         run(
@@ -113,7 +113,7 @@ def run_pip(
                 f"{what} cannot be downloaded: the package index does not respond",
                 expected="a response from the package index in pip's configuration (pip config list)",
                 found=f"no connection (complete log: {log})",
-                fix="fix the network, https_proxy or pip.conf, then run the task again",
+                fix="check the network, https_proxy and pip.conf, then run the task again",
             ) from fault
         if output.name:
             raise unfound(output.name + output.specifier) from fault

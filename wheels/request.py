@@ -140,7 +140,7 @@ class Options:
         if absent := [path for path in paths if "://" not in path and not Path(path).is_file()]:
             raise SourceUnavailable(
                 f"there is no constraints file at {absent[0]}",
-                expected="a file with lines such as numpy<2, or its URL",
+                expected="a file with lines such as numpy<2, or the URL of such a file",
                 found="no file",
                 fix="check the path after --constraint",
             )

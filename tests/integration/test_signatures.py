@@ -283,7 +283,7 @@ def test_other_bill_of_materials_is_refused(plain: Registry, keys: Keys, tmp_pat
 def test_keys_of_other_kinds_are_refused(keys: Keys, tmp_path: Path) -> None:
     other = make_keys(tmp_path, "p384", curve="P-384")
     for load, path in ((signing.load_private, other.private), (signing.load_public, other.public)):
-        with pytest.raises(UserError, match="a key of another kind"):
+        with pytest.raises(UserError, match="a key of an unsupported kind"):
             load(path)
     with pytest.raises(UserError, match="cannot be used to sign"):
         signing.load_private(keys.public)
