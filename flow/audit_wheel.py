@@ -139,7 +139,7 @@ class Audited:
                 f"{self.wheel} was not shown to run on {self.cpu.name}",
                 expected="every step of the probe to succeed",
                 found=self.probed.reason or "; ".join(failed) or "no result",
-                fix="correct the cause that the table above shows, and run the task again",
+                fix="correct the problem that the table above shows, and run the task again",
             )
 
 
@@ -270,15 +270,15 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
     if lines[0]["hwcap"][{16: 0, 26: 1}[entry]] >> bit & 1:
         raise PlatformMismatch(
             f"the emulator does not emulate {cpu.name}",
-            expected=f"a CPU without the capability {name}",
-            found=f"a CPU with this capability, although QEMU_CPU={cpu.name}",
+            expected=f"an emulated CPU without the capability {name}",
+            found=f"an emulated CPU with this capability, although QEMU_CPU is {cpu.name}",
             fix="install a newer qemu-user (./inv doctor)",
         )
     return Probed(tuple(Step(**line) for line in lines[1:]))
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Return a line for each of the first unchecked functions, and then for each of the first unproven functions."""
+    """Return lines that describe the first unchecked functions and then the first unproven functions, one line each."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

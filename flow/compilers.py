@@ -25,7 +25,7 @@ def is_extension_cross_compiled(context: Context) -> bool:
 
 
 def library_image(context: Context) -> str:
-    """Return the role of the image in which libqpu is compiled, regardless of ``build.native_compiler``."""
+    """Return the role of the image in which libqpu is compiled; it does not depend on ``build.native_compiler``."""
     return "dev" if emulated_compiler_reason(context) else "builder"
 
 

@@ -95,7 +95,7 @@ def source_of(context: Context, made: Manifest) -> sources.Source:
 
 
 def builder_of(context: Context, needs: Mapping[str, Manifest]) -> building.Builder:
-    """Return the builder for the manifests of ``torch-builder`` and ``torch-source``."""
+    """Return a builder for the image and the source in the manifests of ``torch-builder`` and ``torch-source``."""
     reference, image_id = context.config.image_reference("torch-builder"), needs["torch-builder"].facts["image"]
     source = source_of(context, needs["torch-source"])
     return building.Builder(context.client, reference, image_id, plan_of(context), source, context.log("torch-wheel"))

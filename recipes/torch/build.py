@@ -93,7 +93,7 @@ class Plan:
                 f"the torch recipe has no variant for {architecture}",
                 expected=f"image.architecture: armhf or {', '.join(recipe.architectures)}",
                 found=architecture,
-                fix="put a wheel into a wheelhouse",
+                fix="put a torch wheel for this architecture into a wheelhouse (torch.wheelhouse)",
             )
         recipe = recipe.for_architecture(architecture)
         variants = recipe.tables["variant"]
@@ -335,7 +335,7 @@ class Builder:
         """Run CMake, unless it has already run with the same options.
 
         Raises the same exceptions as ``run``. If the user has set options, the fix in a CommandFailed suggests omitting
-        them. Raises RecipeInvalid if CMake has overridden one of these options.
+        them. Raises RecipeInvalid if CMake has overridden a user's option.
         """
         argv = self._plan.configure
         stamp = self.home / "configured"
@@ -362,7 +362,7 @@ class Builder:
         if other:
             raise RecipeInvalid(
                 f"torch's CMake overrides {', '.join(f'{name}={given[name]}' for name in other)}",
-                expected="every given option to take effect",
+                expected="every option that you set to take effect",
                 found=", ".join(f"{name} is {value}" for name, value in other.items()),
                 fix="omit these options, or provide the options and libraries that they require (docs/torch.md); "
                 f"CMake's output is in {self.log}",

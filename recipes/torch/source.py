@@ -27,7 +27,7 @@ _OTHERS_WITHIN = f'found=$(git {_OTHERS}) && test -z "$found" || echo "$displayp
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source on this PC. ``identity`` identifies its content by version and digest, or by the commit."""
+    """The source on this PC. ``identity`` identifies the source's content by version and digest, or by the commit."""
 
     kind: str
     """``archive`` or ``git``."""
@@ -45,7 +45,7 @@ def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
     if kind not in ("archive", "git"):
         raise SourceUnavailable(
             "this configuration does not build torch from source",
-            expected="torch.source: archive or git",
+            expected="torch.source set to archive or git",
             found=f"torch.source: {kind}",
             fix="run ./inv build-torch --source=archive",
         )

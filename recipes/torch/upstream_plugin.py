@@ -40,7 +40,7 @@ if sys.maxsize < _HALF:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the plugin's options."""
     group = parser.getgroup("upstream")
-    group.addoption("--leave-out", action="append", default=[], metavar="PATTERN", help="tests to exclude (fnmatch)")
+    group.addoption("--leave-out", action="append", default=[], metavar="PATTERN", help="exclude matching tests (fnmatch)")
     group.addoption(
         "--part", default="1/1", metavar="K/N", help="run every Nth test in name order, starting with the Kth"
     )

@@ -29,7 +29,7 @@ def require_target(data: Recipe, target: Architecture, suite: Suite) -> None:
     if target.bits != 32:
         raise PlatformMismatch(
             f"{name} does not have to be built for {target.debian}",
-            expected="a 32-bit target: armhf",
+            expected="a 32-bit target (armhf)",
             found=f"image.architecture: {target.debian}; the package index has a wheel for it",
             fix=f"run pip install {name}=={data.settings['version']} on the board",
         )
