@@ -172,10 +172,10 @@ def _probe_table(probed: Probed, cpu: Cpu) -> Table:
 
 
 def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
-    """Audit a wheel for the CPU ``cpu``, whose architecture overrides the configured one.
+    """Audit a wheel for the CPU ``cpu``. The CPU's architecture overrides the configured one.
 
-    ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU,
-    PlatformMismatch for a wheel that is not for the target, SourceUnavailable, NetworkUnreachable, WheelUnusable, and
+    ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU;
+    PlatformMismatch for a wheel that is not for the target; SourceUnavailable, NetworkUnreachable or WheelUnusable; or
     the same exceptions as ``flow.cpu_tools.ready``.
     """
     wanted_cpu = cpu_gate.load_cpu(cpu)
@@ -222,7 +222,7 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
             f"{wanted} is not a wheel",
             expected="the path of a wheel, or NAME==VERSION",
             found="the path of a project",
-            fix=f"build its wheel first: ./inv build-wheel {text}",
+            fix=f"build the project's wheel first: run ./inv build-wheel {text}",
         )
     with progress.step(f"download {wanted}"):
         return download.download(str(wanted), scratch, config.image.target, load_suite(config.image.suite), log)

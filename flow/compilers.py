@@ -1,4 +1,4 @@
-"""Choose the compiler for the image's code: Debian's cross compiler, or the target's own under emulation."""
+"""Choose the compiler for the image's code: Debian's cross compiler, or the target's own compiler under emulation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def library_image(context: Context) -> str:
 
 
 def newer_code_warning(context: Context, wheel: str) -> tuple[str, ...]:
-    """If the image's distribution supports older CPUs, print and return a warning about a cross-compiled wheel."""
+    """If the image's distribution supports older CPUs, print and return a warning that ``wheel`` needs a newer one."""
     if not (older := target_flavour(context.image).compiles_for):
         return ()
     warning = f"{wheel} is not {older} code: it does not run on a Pi 1, whose CPU does not support newer code"

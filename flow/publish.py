@@ -296,7 +296,10 @@ def _record(config: Config) -> Path:
 
 
 def _record_name(config: Config, wanted: Reference) -> str:
-    """Return an image's name in the record, with the platform, because an index has one image per platform."""
+    """Return the name under which an image is recorded.
+
+    The name includes the platform, because an index has one image per platform.
+    """
     return f"{wanted} {config.image.target.oci_platform}"
 
 

@@ -215,7 +215,7 @@ class Report:
         return report
 
     def is_final(self, item: Part, reasons: Reasons) -> bool:
-        """Return whether all tests of ``item`` ran, and whether ``reasons`` still explains each failure and omission.
+        """Return True if all tests of ``item`` ran and ``reasons`` still explains each failure and omission.
 
         A file with patterns that matched no test is run again, because the patterns may have been corrected.
         """

@@ -49,7 +49,7 @@ class Verified:
 
 
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
-    """Rebuild a sample of objects or the whole wheel, and compare the results.
+    """Rebuild a sample of objects or the whole wheel, and compare the result with the earlier build.
 
     Raises RecipeInvalid for a target that the recipe does not build, before the engine is started; ChecksFailed with
     the names of the differing files; or ArtefactMissing if there is no complete build. If an object does not compile,

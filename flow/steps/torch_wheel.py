@@ -160,5 +160,5 @@ def remove_replaced_trees(builder: building.Builder) -> None:
             progress.warn(f"cannot remove an older build tree: {tree.home} ({size}): {fault}")
     if others:
         sizes = ", ".join(f"{tree.home.name} ({progress.human_size(files.size_of(tree.home))})" for tree in others)
-        progress.say(f"    other build trees of torch in {builder.home.parent}: {sizes}; to remove one,")
-        progress.say(f"    run sudo rm -r {builder.home.parent}/NAME")
+        progress.say(f"    other build trees of torch in {builder.home.parent}: {sizes}")
+        progress.say(f"    to remove one of these build trees, run sudo rm -r {builder.home.parent}/NAME")

@@ -289,7 +289,7 @@ class Builder:
         files.write_text_atomically(self.home / _RUNS, json.dumps(runs, indent=2) + "\n")
 
     def elsewhere(self, name: str) -> Builder:
-        """Return a builder of the same wheel that uses a separate tree and no ccache."""
+        """Return a builder that builds the same wheel in a separate tree and without ccache."""
         other = copy.copy(self)
         other.home = self.home.with_name(f"{self.home.name}-{name}")
         other.log = self.log.with_name(f"{self.log.stem}-{name}.log")
@@ -569,7 +569,7 @@ def overridden(given: Mapping[str, str], cache: str, said: str) -> dict[str, str
 
 
 def _truth(value: str) -> bool | None:
-    """Return a constant's truth value in CMake's ``if``, or None for anything else."""
+    """Return the truth value that CMake's ``if`` gives a constant, or None if ``value`` is not a constant."""
     constant = value.upper()
     if constant in _TRUE:
         return True

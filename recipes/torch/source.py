@@ -40,12 +40,12 @@ class Source:
 def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
     """Return text that identifies the source that the recipe pins. Nothing is fetched.
 
-    Raises SourceUnavailable for a release without a pin, and for a ``kind`` other than archive and git.
+    Raises SourceUnavailable for a release without a pin, and for any ``kind`` other than archive or git.
     """
     if kind not in ("archive", "git"):
         raise SourceUnavailable(
             "this configuration does not build torch from source",
-            expected="torch.source set to archive or git",
+            expected="torch.source: archive or git",
             found=f"torch.source: {kind}",
             fix="run ./inv build-torch --source=archive",
         )
