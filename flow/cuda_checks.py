@@ -192,7 +192,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
 
 
 def interpreter(config: Config) -> Path:
-    """Return the Python for ``cuda-timing``: the configured one, the native environment's or else the running one."""
+    """Return ``cuda-timing``'s Python: the configured one, else the native environment's, else the running one."""
     if config.cuda.python:
         return ROOT / config.cuda.python
     ours = native.python_of(config)

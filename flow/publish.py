@@ -131,7 +131,7 @@ def sign_file(config: Config, path: Path) -> Path:
     The statement for a wheel with provenance is that provenance. For a product of this build, such as a card image, a
     provenance statement is generated from the manifest next to the product. For any other file, the statement contains
     the name and SHA-256. Raises ConfigError if the key is not set; ArtefactDamaged if the provenance or the manifest
-    belongs to another file; or UserError if the key is invalid.
+    belongs to another file; or UserError if the key cannot be used.
     """
     signer = _private_key(config)
     described = provenance.path_for(path)
@@ -263,7 +263,7 @@ def _private_key(config: Config) -> CryptoSigner:
 def public_key(config: Config, key: Path | None) -> signing.PublicKey:
     """Return the key from --key or the configuration.
 
-    Raises ConfigError if no key is set, or UserError if the key is invalid.
+    Raises ConfigError if no key is set, or UserError if the key cannot be used.
     """
     if key is None and not config.registry.public_key:
         raise ConfigError(["registry.public_key is not set: set it to the path of a public key, or pass --key"])

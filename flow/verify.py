@@ -151,8 +151,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
 def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
     """Return earlier wheels with the recipe's current key, and their origins.
 
-    If there is no such wheel, raises the error of the first unusable wheel; without an unusable one, raises
-    ArtefactMissing.
+    If there is no such wheel, raises the error of the first unusable wheel, if any, or else ArtefactMissing.
     """
     refused: list[str] = []
     unusable: list[resolve.Unusable] = []

@@ -148,5 +148,8 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
 
 def _unusable(wheel: Path, expected: str, found: str) -> WheelUnusable:
     return WheelUnusable(
-        f"{wheel.name} does not match the requested wheel", expected=expected, found=found, fix="run ./inv build-cuda-wheel again"
+        f"{wheel.name} does not match the requested wheel",
+        expected=expected,
+        found=found,
+        fix="run ./inv build-cuda-wheel again",
     )
