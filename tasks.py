@@ -180,7 +180,7 @@ def build_image(
 def build_torch(
     context: Context, option: list[str], source: str = "", variant: str = "", again: bool = False, plan: bool = False
 ) -> None:
-    """Build the torch wheel for the target from source. A build takes a long time; repeat the task to continue it."""
+    """Build the torch wheel for the target from source. To continue an interrupted build, repeat the task."""
     from flow import torch_job
 
     settings = {"torch.source": source, "torch.variant": variant, "torch.options": option}
@@ -244,7 +244,7 @@ def sign(context: Context, what: str) -> None:
 @_target_task(
     help={
         "old": "an image, an exported tree, a tar of a root filesystem, or a bill of materials",
-        "new": "the system to compare it with",
+        "new": "the system to compare with the old one",
         "json": "print JSON",
     }
 )
@@ -535,7 +535,7 @@ def profile_remote(
             raise UserError(
                 "the options must select either a kernel or a model",
                 expected="--kernel (with --size, --keep), or --model (with --export, --html)",
-                found=("both" if model else "neither")
+                found=("both --kernel and --model" if model else "neither --kernel nor --model")
                 if bool(kernel) == bool(model)
                 else "an option for kernels with --model, or an option for models with --kernel",
                 fix="run ./inv profile-remote --help to see the options of each",

@@ -139,7 +139,7 @@ class Audited:
                 f"{self.wheel} was not shown to run on {self.cpu.name}",
                 expected="every step of the probe to succeed",
                 found=self.probed.reason or "; ".join(failed) or "no result",
-                fix="correct the cause that the table above shows, and run the task again",
+                fix="correct the problem that the table above shows, and run the task again",
             )
 
 
@@ -172,10 +172,10 @@ def _probe_table(probed: Probed, cpu: Cpu) -> Table:
 
 
 def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
-    """Audit a wheel for the CPU ``cpu``, whose architecture overrides the configured one.
+    """Audit a wheel for the CPU ``cpu``. The CPU's architecture overrides the configured one.
 
-    ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU,
-    PlatformMismatch for a wheel that is not for the target, SourceUnavailable, NetworkUnreachable, WheelUnusable, and
+    ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU;
+    PlatformMismatch for a wheel that is not for the target; SourceUnavailable, NetworkUnreachable or WheelUnusable; or
     the same exceptions as ``flow.cpu_tools.ready``.
     """
     wanted_cpu = cpu_gate.load_cpu(cpu)
@@ -222,7 +222,7 @@ def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) ->
             f"{wanted} is not a wheel",
             expected="the path of a wheel, or NAME==VERSION",
             found="the path of a project",
-            fix=f"build its wheel first: ./inv build-wheel {text}",
+            fix=f"build the project's wheel first: run ./inv build-wheel {text}",
         )
     with progress.step(f"download {wanted}"):
         return download.download(str(wanted), scratch, config.image.target, load_suite(config.image.suite), log)
@@ -270,15 +270,15 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
     if lines[0]["hwcap"][{16: 0, 26: 1}[entry]] >> bit & 1:
         raise PlatformMismatch(
             f"the emulator does not emulate {cpu.name}",
-            expected=f"a CPU without the capability {name}",
-            found=f"a CPU with this capability, although QEMU_CPU={cpu.name}",
+            expected=f"an emulated CPU without the capability {name}",
+            found=f"an emulated CPU with this capability, although QEMU_CPU is {cpu.name}",
             fix="install a newer qemu-user (./inv doctor)",
         )
     return Probed(tuple(Step(**line) for line in lines[1:]))
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Return a line for each of the first unchecked functions, and then for each of the first unproven functions."""
+    """Return lines that describe the first unchecked functions and then the first unproven functions, one line each."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

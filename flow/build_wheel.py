@@ -27,8 +27,8 @@ from wheels.request import Options, Wanted
 def build_wheel(config: Config, text: str, *, folder: Path, options: Options | None = None) -> build.Done:
     """Build one wheel for the target and put it into the first wheelhouse.
 
-    ``text`` is NAME==VERSION or a path relative to ``folder``. Raises SourceUnavailable if ``text`` is neither,
-    and the same exceptions as ``wheels.build.build`` and the main job.
+    ``text`` is NAME==VERSION or a path relative to ``folder``. Raises SourceUnavailable if ``text`` is invalid;
+    otherwise, the same exceptions as ``wheels.build.build`` and the main job.
     """
     wanted = Wanted.parse(text, folder=folder)
     main_job.ready_workbench(config, task="./inv build-wheel")

@@ -1,4 +1,4 @@
-"""Choose the compiler for the image's code: Debian's cross compiler, or the target's own under emulation."""
+"""Choose the compiler for the image's code: Debian's cross compiler, or the target's own compiler under emulation."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def is_extension_cross_compiled(context: Context) -> bool:
 
 
 def library_image(context: Context) -> str:
-    """Return the role of the image in which libqpu is compiled, regardless of ``build.native_compiler``."""
+    """Return the role of the image that compiles libqpu; the role does not depend on ``build.native_compiler``."""
     return "dev" if emulated_compiler_reason(context) else "builder"
 
 
 def newer_code_warning(context: Context, wheel: str) -> tuple[str, ...]:
-    """If the image's distribution supports older CPUs, print and return a warning about a cross-compiled wheel."""
+    """Print and return a warning if ``wheel`` does not run on all CPUs that the image's distribution supports."""
     if not (older := target_flavour(context.image).compiles_for):
         return ()
     warning = f"{wheel} is not {older} code: it does not run on a Pi 1, whose CPU does not support newer code"

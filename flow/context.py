@@ -17,7 +17,10 @@ from toolchain.config import Config, ImageConfig
 
 @dataclass
 class Context:
-    """A configuration and its engine. The connection is opened on first use and closed when the ``with`` block ends."""
+    """A configuration and its engine.
+
+    The connection to the engine is opened on first use and closed when the ``with`` block ends.
+    """
 
     config: Config
     reuse: bool = False

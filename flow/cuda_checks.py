@@ -1,4 +1,4 @@
-"""Test the wheel with CUDA operators on this machine, with PyPI's torch. Without a GPU, the tests run on the CPU.
+"""Test the CUDA operator wheel on this machine with PyPI's torch. Without a GPU, the tests run on the CPU.
 
 The same wheel is tested with each requested torch release in a separate environment: ``cuda/torch-VERSION`` in the
 build folder. An environment contains all dependencies of its torch release. For PyPI's torch, these include gigabytes
@@ -34,7 +34,7 @@ _RELEASE = re.compile(r"\d+\.\d+\.\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The test results. ``reasons`` lists why tests were skipped."""
+    """The test results. ``reasons`` contains the reasons why tests were skipped."""
 
     torch: str
     passed: int
@@ -70,15 +70,15 @@ def _require_release(version: str) -> None:
             f"the wheel does not support torch {version}",
             expected=f"release {OLDEST} or later, such as {native.TORCH.partition('==')[2]}",
             found=version,
-            fix="choose another release",
+            fix="pass a supported release to --torch, in the form X.Y.Z",
         )
 
 
 def other_torch(config: Config, version: str) -> Path:
     """Return the interpreter of the environment with this torch release; create the environment if necessary.
 
-    Raises WheelUnusable for an unsupported release, SourceUnavailable if the package index does not have the release,
-    or NetworkUnreachable.
+    Raises NetworkUnreachable; WheelUnusable for an unsupported release; or SourceUnavailable if the package index does
+    not have the release.
     """
     _require_release(version)
     folder = config.build_root / "cuda" / f"torch-{version}"
@@ -94,14 +94,14 @@ def other_torch(config: Config, version: str) -> Path:
     # environment.
     files.remove(folder)
     with progress.step(f"fetch torch {version}"):
-        process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="apt-get install python3-venv")
+        process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="run apt-get install python3-venv as root")
 
         def unfound(name: str) -> SourceUnavailable:
             return SourceUnavailable(
                 f"the package index does not have {name}",
-                expected="a release for this Python and machine",
+                expected="a torch release for this Python and machine",
                 found=f"none for Python {platform.python_version()} (full log: {log})",
-                fix="run pip index versions torch to list the releases",
+                fix="run pip index versions torch to list the releases, and pass one of them to --torch",
             )
 
         try:
@@ -192,7 +192,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
 
 
 def interpreter(config: Config) -> Path:
-    """Return the Python for ``cuda-timing``: the configured, else the native environment's, else the running Python."""
+    """Return ``cuda-timing``'s Python: the configured one, else the native environment's, else the running one."""
     if config.cuda.python:
         return ROOT / config.cuda.python
     ours = native.python_of(config)

@@ -33,7 +33,7 @@ class Wheel:
 
 
 def context_of(config: Config) -> Context:
-    """Return the build's context, whose image is native, regardless of the configured target."""
+    """Return the build's context. Its image is native, whatever target is configured."""
     image = dataclasses.replace(config.image, flavour="debian", suite=SUITE, architecture="amd64", profile="container")
     return Context(dataclasses.replace(config, image=image))
 

@@ -99,7 +99,7 @@ def build_image(
 ) -> Built:
     """Bring the system image, or the steps named in ``only``, up to date; ``reuse`` is described in ``Context``.
 
-    Raises RootNeeded before it changes anything, or the failed step's UserError.
+    Raises RootNeeded before anything is changed, or the failed step's UserError.
     """
     began = time.monotonic()
     if os.geteuid() != 0:
@@ -132,7 +132,7 @@ def _require_root(decisions: Sequence[Decision], task: str) -> None:
 def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
     """Bring the workbench image up to date for a task.
 
-    Raises RootNeeded before it changes anything, or the failed step's UserError.
+    Raises RootNeeded before anything is changed, or the failed step's UserError.
     """
     if os.geteuid() != 0:
         with Context(config) as context:

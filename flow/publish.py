@@ -106,8 +106,8 @@ def pull(
 def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
     """Verify an image in a registry: all digests, the signature, the statements, and every layer's contents.
 
-    Raises UserError; ConfigError if there is no key; SignatureRefused; or the same exceptions as
-    ``registry.client.pull``.
+    Raises UserError if the name or the key is invalid; ConfigError if there is no key; SignatureRefused; or the same
+    exceptions as ``registry.client.pull``.
     """
     wanted = reference.parse(name)
     chosen = public_key(config, key)
@@ -130,8 +130,8 @@ def sign_file(config: Config, path: Path) -> Path:
 
     The statement for a wheel with provenance is that provenance. For a product of this build, such as a card image, a
     provenance statement is generated from the manifest next to the product. For any other file, the statement contains
-    the name and SHA-256. Raises ConfigError if the key is not set, ArtefactDamaged if the provenance or the manifest
-    belongs to another file, or UserError.
+    the name and SHA-256. Raises ConfigError if the key is not set; ArtefactDamaged if the provenance or the manifest
+    belongs to another file; or UserError if the key cannot be used.
     """
     signer = _private_key(config)
     described = provenance.path_for(path)
@@ -175,8 +175,8 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
         except RecursionError as fault:
             raise ArtefactDamaged(
                 f"{path.name} is not a valid bill of materials",
-                found="a document that is nested too deeply",
-                fix="repeat the task that wrote the document",
+                found="a JSON document that is nested too deeply",
+                fix="run the task that wrote the document again",
             ) from fault
         lines.append("bill of materials: accepted by the library for its format")
     elif path.suffix == ".whl" and statement.is_file():
@@ -248,7 +248,7 @@ def _require_same_statement(signed: Mapping[str, Any], path: Path) -> None:
     if not same:
         raise SignatureRefused(
             f"{path.name} is not the provenance that was signed",
-            expected="the statement in the envelope",
+            expected="the statement that the envelope (.dsse.json) contains",
             found="another statement",
             fix="do not use this file; get it again from its source",
         )
@@ -263,7 +263,7 @@ def _private_key(config: Config) -> CryptoSigner:
 def public_key(config: Config, key: Path | None) -> signing.PublicKey:
     """Return the key from --key or the configuration.
 
-    Raises ConfigError if no key is set, or UserError if the key is invalid.
+    Raises ConfigError if no key is set, or UserError if the key cannot be used.
     """
     if key is None and not config.registry.public_key:
         raise ConfigError(["registry.public_key is not set: set it to the path of a public key, or pass --key"])
@@ -296,7 +296,10 @@ def _record(config: Config) -> Path:
 
 
 def _record_name(config: Config, wanted: Reference) -> str:
-    """Return an image's name in the record, with the platform, because an index has one image per platform."""
+    """Return the name under which an image is recorded.
+
+    The name includes the platform, because an index has one image per platform.
+    """
     return f"{wanted} {config.image.target.oci_platform}"
 
 

@@ -92,7 +92,7 @@ def unverified_pockets(context: Context, mirror: Manifest) -> list[str]:
 
 
 def overlays(context: Context, *others: str) -> tuple[Path, ...]:
-    """Return the folders copied over a target root: ``others``, and ``lean`` if documentation is to be excluded."""
+    """Return the overlays for a target root: ``others``, and ``lean`` if the image excludes documentation."""
     names = [*([] if context.image.documentation else ["lean"]), *others]
     return tuple(rootfs.HERE / "overlay" / name for name in names)
 

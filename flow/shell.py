@@ -53,8 +53,8 @@ def command_line(
 ) -> list[str]:
     """Return docker's command line for opening the shell in a container called ``name`` (default: a new name).
 
-    Every user can read the command line, so it contains only the names of the environment variables. ``environment``
-    returns the values.
+    Every user of this PC can read the command line, so it contains only the names of the environment variables.
+    ``environment`` returns the values.
     """
     docker = str(require_program("docker", "to open a shell in a container"))
     words = [docker, "run", "--rm", "--init=false", f"--name={name or _new_name()}", "--network=host"]
@@ -72,7 +72,9 @@ def require_folder(folder: Path) -> None:
     """Raise ArtefactMissing unless the folder exists."""
     if not folder.is_dir():
         raise ArtefactMissing(
-            f"{folder} is not a folder", expected="a folder to mount at " + WORK, fix="choose another folder"
+            f"{folder} is not a folder",
+            expected="a folder to mount at " + WORK,
+            fix="pass an existing folder to --folder",
         )
 
 
@@ -122,8 +124,8 @@ def _new_name() -> str:
 def _end(docker: str, name: str, started: Sequence[subprocess.Popen[bytes]]) -> None:
     """Remove the container, regardless of the state of the docker program that started it.
 
-    The docker program then exits and restores the terminal. Because it may still be creating the container, the removal
-    is repeated until the program has exited.
+    The docker program then exits and restores the terminal. The removal is repeated until the program has exited,
+    because the program may still be creating the container.
     """
     deadline = time.monotonic() + _END_LIMIT_S
     while True:

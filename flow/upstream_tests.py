@@ -215,7 +215,7 @@ class Report:
         return report
 
     def is_final(self, item: Part, reasons: Reasons) -> bool:
-        """Return whether all tests of ``item`` ran, and whether ``reasons`` still explains each failure and omission.
+        """Return True if all tests of ``item`` ran and ``reasons`` still explains each failure and omission.
 
         A file with patterns that matched no test is run again, because the patterns may have been corrected.
         """
@@ -245,7 +245,7 @@ def run_tests(
     torch are not run again. ``limit_s`` is the limit per file or part in seconds; ``tests`` is the folder of test files
     to use instead of upstream's. Prints a warning for patterns in ``upstream.toml`` that match no test in their file.
 
-    Raises ChecksFailed with the unexplained failures, ArtefactMissing if a file is unknown or no image has torch, and
+    Raises ChecksFailed with the unexplained failures; ArtefactMissing if a file is unknown or no image has torch; or
     the same exceptions as ``fetch_packages`` and ``unpack``.
     """
     data = tomllib.loads(LIST.read_text())
@@ -256,16 +256,16 @@ def run_tests(
         if absent := [str(item) for item in wanted if not (folder / item.file).is_file()]:
             raise ArtefactMissing(
                 f"upstream has no test file {absent[0]}",
-                expected=f"names like {', '.join(data['files'][:3])}",
+                expected=f"the name of a test file, such as {', '.join(data['files'][:3])}",
                 found=", ".join(absent),
-                fix=f"choose a file in {folder}",
+                fix=f"pass the name of a file in {folder}",
             )
         report = Report.read(config.target_root / "torch" / "upstream-tests.json", context)
         reasons = Reasons(data["explained"], data["left_out"])
         to_run = [item for item in wanted if names or not report.is_final(item, reasons)]
         if len(to_run) < len(wanted):
             skipped = f"{len(wanted) - len(to_run)} of {len(wanted)} files skipped"
-            progress.say(f"{skipped}: passed earlier with the same torch; to repeat them, delete {report.path}")
+            progress.say(f"{skipped}: passed earlier with the same torch; to run them again, delete {report.path}")
         if to_run:
             with files.scratch_folder(context.root, "upstream") as scratch:
                 packages = fetch_packages(data["packages"], scratch / "packages", context.log("upstream"))

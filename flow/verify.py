@@ -49,7 +49,7 @@ class Verified:
 
 
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
-    """Rebuild a sample of objects or the whole wheel, and compare the results.
+    """Rebuild a sample of objects or the whole wheel, and compare the result with the earlier build.
 
     Raises RecipeInvalid for a target that the recipe does not build, before the engine is started; ChecksFailed with
     the names of the differing files; or ArtefactMissing if there is no complete build. If an object does not compile,
@@ -102,9 +102,9 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
     if differing:
         raise ChecksFailed(
             f"{len(differing)} of {len(chosen)} object files of torch differ when they are compiled again",
-            expected="the same bytes",
+            expected="identical object files",
             found=", ".join(differing),
-            fix=f"pass --seed={seed} to choose the same objects again; the log is {builder.log}",
+            fix=f"to compile the same objects again, pass --seed={seed}; the compiler's messages are in {builder.log}",
         )
     return Verified("sampled", tuple(names), seed, time.monotonic() - began)
 
@@ -122,8 +122,8 @@ def _require_made(tree: Path, objects: Sequence[str]) -> None:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise ArtefactMissing(
             "the build tree of torch is not complete",
-            expected="a complete build, with every object that was chosen",
-            found=f"no {absent[0].rsplit('/', 1)[-1]}{more}",
+            expected="a build tree that contains every chosen object",
+            found=f"missing: {absent[0].rsplit('/', 1)[-1]}{more}",
             fix="run ./inv build-torch --again to complete the build",
         )
 
@@ -151,7 +151,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
 def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
     """Return earlier wheels with the recipe's current key, and their origins.
 
-    If there is no such wheel, raises ArtefactMissing, or the error for a wheel that cannot be used.
+    If there is no such wheel, raises the error of the first unusable wheel, if any, or else ArtefactMissing.
     """
     refused: list[str] = []
     unusable: list[resolve.Unusable] = []
@@ -172,7 +172,7 @@ def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
 def made_alike(wheels: Sequence[tuple[Path, str]], versions: Mapping[str, str]) -> tuple[Path, str]:
     """Return the first wheel that was compiled with these versions (``Builder.versions``).
 
-    If there is none, raises ArtefactMissing, whose message lists the differences.
+    If no wheel was compiled with these versions, raises ArtefactMissing, whose message lists the differences.
     """
     differences = []
     for wheel, where in wheels:

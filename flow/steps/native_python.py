@@ -32,7 +32,7 @@ def _make(config: Config) -> Made:
     folder = native.folder_of(config) / "venv"
     files.require_space(folder.parent, 3000, "torch for this machine")
     files.remove(folder)
-    process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="apt-get install python3-venv")
+    process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="run apt-get install python3-venv as root")
     native.pip(config, "install", "--quiet", *native.TOOLS, *native.TORCH_NEEDS)
     native.pip(config, "install", "--quiet", "--no-deps", native.TORCH)
     try:

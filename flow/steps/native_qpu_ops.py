@@ -43,7 +43,7 @@ def _make(config: Config) -> Made:
                 "MAX_JOBS": str(compile_jobs(config.build)),
             },
             log=folder / "qpu_ops.log",
-            fix="see native/qpu_ops.log in the build folder",
+            fix="read the full output in native/qpu_ops.log in the build folder",
         )
         (built,) = (scratch / "wheel").glob("*.whl")
         files.remove(folder / "wheels")

@@ -95,7 +95,7 @@ def source_of(context: Context, made: Manifest) -> sources.Source:
 
 
 def builder_of(context: Context, needs: Mapping[str, Manifest]) -> building.Builder:
-    """Return the builder for the manifests of ``torch-builder`` and ``torch-source``."""
+    """Return a builder for the image and the source in the manifests of ``torch-builder`` and ``torch-source``."""
     reference, image_id = context.config.image_reference("torch-builder"), needs["torch-builder"].facts["image"]
     source = source_of(context, needs["torch-source"])
     return building.Builder(context.client, reference, image_id, plan_of(context), source, context.log("torch-wheel"))
@@ -160,5 +160,5 @@ def remove_replaced_trees(builder: building.Builder) -> None:
             progress.warn(f"cannot remove an older build tree: {tree.home} ({size}): {fault}")
     if others:
         sizes = ", ".join(f"{tree.home.name} ({progress.human_size(files.size_of(tree.home))})" for tree in others)
-        progress.say(f"    other build trees of torch in {builder.home.parent}: {sizes}; to remove one,")
-        progress.say(f"    run sudo rm -r {builder.home.parent}/NAME")
+        progress.say(f"    other build trees of torch in {builder.home.parent}: {sizes}")
+        progress.say(f"    to remove one of these build trees, run sudo rm -r {builder.home.parent}/NAME")

@@ -140,7 +140,7 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
             f"{wheel.name} is built for another architecture",
             expected=target.wheel_platform,
             found=tag.platform,
-            fix="build the wheel again",
+            fix="run ./inv build-cuda-wheel again",
         )
     if (tag.interpreter, tag.abi) != ("py3", "none"):
         raise _unusable(wheel, "the tag py3-none (any Python 3)", f"{tag.interpreter}-{tag.abi}")
@@ -148,5 +148,8 @@ def _check_tag(wheel: Path, target: Architecture) -> None:
 
 def _unusable(wheel: Path, expected: str, found: str) -> WheelUnusable:
     return WheelUnusable(
-        f"{wheel.name} does not match the requested wheel", expected=expected, found=found, fix="build the wheel again"
+        f"{wheel.name} does not match the requested wheel",
+        expected=expected,
+        found=found,
+        fix="run ./inv build-cuda-wheel again",
     )

@@ -120,7 +120,7 @@ class PreviousBuild:
         return objects.get(product) != self._key(command) or not (self.source / product).is_file()
 
     def _key(self, command: Sequence[str]) -> str:
-        """Hash a command line, its source, the sources that it includes and every header in its folder."""
+        """Hash a command line, its source file, the files included there and all headers in the same folder."""
         digest = hashlib.sha256(shlex.join(command).encode())
         own = self.source / command[command.index("-c") + 1]
         included = [own.parent / name for name in _INCLUDED.findall(own.read_text())]
@@ -148,7 +148,7 @@ def surroundings(root: Path, *others: str) -> str:
 
 
 def _rewrapped(old: Path, new: Path, modules: Path, libraries: Sequence[Path]) -> Path | None:
-    """Write a copy of ``old`` with new modules, extensions and RECORD, and return its path.
+    """Write a copy of the wheel ``old`` with new modules, extensions and RECORD to ``new``, and return its path.
 
     Returns None if the new files do not match the wheel's members.
     """

@@ -81,7 +81,7 @@ def pin(recipe: Recipe) -> str:
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise SourceUnavailable(
             "upstream QPULib is not pinned to a commit",
-            expected="40 hexadecimal digits",
+            expected="the full hash of a commit, 40 hexadecimal digits",
             found=repr(commit),
             fix=f"set commit in {recipe.folder}/recipe.toml to the full hash of a commit",
         )

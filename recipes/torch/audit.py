@@ -161,7 +161,10 @@ def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str 
 
 
 def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
-    """Record the symbols that a file defines, and the unversioned ones that it requires (the system has the others)."""
+    """Record the symbols that a file defines, and the unversioned symbols that it requires.
+
+    The system's libraries define the versioned ones.
+    """
     symbols, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
     if not isinstance(symbols, SymbolTableSection):
         return

@@ -93,7 +93,7 @@ class Plan:
                 f"the torch recipe has no variant for {architecture}",
                 expected=f"image.architecture: armhf or {', '.join(recipe.architectures)}",
                 found=architecture,
-                fix="put a wheel into a wheelhouse",
+                fix="put a torch wheel for this architecture into a wheelhouse (torch.wheelhouse)",
             )
         recipe = recipe.for_architecture(architecture)
         variants = recipe.tables["variant"]
@@ -289,7 +289,7 @@ class Builder:
         files.write_text_atomically(self.home / _RUNS, json.dumps(runs, indent=2) + "\n")
 
     def elsewhere(self, name: str) -> Builder:
-        """Return a builder of the same wheel that uses a separate tree and no ccache."""
+        """Return a builder that builds the same wheel in a separate tree and without ccache."""
         other = copy.copy(self)
         other.home = self.home.with_name(f"{self.home.name}-{name}")
         other.log = self.log.with_name(f"{self.log.stem}-{name}.log")
@@ -335,7 +335,7 @@ class Builder:
         """Run CMake, unless it has already run with the same options.
 
         Raises the same exceptions as ``run``. If the user has set options, the fix in a CommandFailed suggests omitting
-        them. Raises RecipeInvalid if CMake has overridden one of these options.
+        them. Raises RecipeInvalid if CMake has overridden a user's option.
         """
         argv = self._plan.configure
         stamp = self.home / "configured"
@@ -362,7 +362,7 @@ class Builder:
         if other:
             raise RecipeInvalid(
                 f"torch's CMake overrides {', '.join(f'{name}={given[name]}' for name in other)}",
-                expected="every given option to take effect",
+                expected="every option that you set to take effect",
                 found=", ".join(f"{name} is {value}" for name, value in other.items()),
                 fix="omit these options, or provide the options and libraries that they require (docs/torch.md); "
                 f"CMake's output is in {self.log}",
@@ -569,7 +569,7 @@ def overridden(given: Mapping[str, str], cache: str, said: str) -> dict[str, str
 
 
 def _truth(value: str) -> bool | None:
-    """Return a constant's truth value in CMake's ``if``, or None for anything else."""
+    """Return the truth value that CMake's ``if`` gives a constant, or None if ``value`` is not a constant."""
     constant = value.upper()
     if constant in _TRUE:
         return True

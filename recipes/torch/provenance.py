@@ -125,7 +125,7 @@ def _source(plan: Plan, source: Source) -> list[dict[str, Any]]:
 
 
 def _byproduct(name: str, values: Mapping[str, float]) -> dict[str, Any]:
-    """Return a byproduct that contains these values twice: as encoded JSON and as readable annotations."""
+    """Return a byproduct that contains ``values`` twice: as encoded JSON and as readable annotations."""
     content = base64.b64encode(json.dumps(values, sort_keys=True).encode()).decode()
     return {"name": f"{name}.json", "mediaType": "application/json", "content": content, "annotations": dict(values)}
 

@@ -91,7 +91,7 @@ def _download(pin: Pin, config: Config, folder: Path) -> None:
             f"the package index does not have {pin}",
             expected=pin.file,
             found=f"no {name} for this platform and Python",
-            fix=f"configure an index that has it (pip config list prints the current one), {_OTHER_PLACE}",
+            fix=f"configure an index that has the wheel (pip config list prints the current index), {_OTHER_PLACE}",
         )
 
     run_pip(

@@ -27,7 +27,7 @@ _OTHERS_WITHIN = f'found=$(git {_OTHERS}) && test -z "$found" || echo "$displayp
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source on this PC. ``identity`` identifies its content by version and digest, or by the commit."""
+    """The source on this PC. ``identity`` identifies the source's content by version and digest, or by the commit."""
 
     kind: str
     """``archive`` or ``git``."""
@@ -40,7 +40,7 @@ class Source:
 def identity(recipe: Recipe, suite: Suite, kind: str) -> str:
     """Return text that identifies the source that the recipe pins. Nothing is fetched.
 
-    Raises SourceUnavailable for a release without a pin, and for a ``kind`` other than archive and git.
+    Raises SourceUnavailable for a release without a pin, and for any ``kind`` other than archive or git.
     """
     if kind not in ("archive", "git"):
         raise SourceUnavailable(

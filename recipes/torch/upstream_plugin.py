@@ -40,12 +40,12 @@ if sys.maxsize < _HALF:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the plugin's options."""
     group = parser.getgroup("upstream")
-    group.addoption("--leave-out", action="append", default=[], metavar="PATTERN", help="tests to exclude (fnmatch)")
+    group.addoption("--leave-out", action="append", default=[], metavar="PATTERN", help="exclude these tests (fnmatch)")
     group.addoption(
         "--part", default="1/1", metavar="K/N", help="run every Nth test in name order, starting with the Kth"
     )
     group.addoption(
-        "--tell-collected", metavar="FILE", help="JSON file for the names of all tests and the part's tests"
+        "--tell-collected", metavar="FILE", help="JSON file for the names of all tests and of the part's tests"
     )
 
 

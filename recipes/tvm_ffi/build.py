@@ -114,9 +114,9 @@ def artefact_key(recipe_key: str, builder: str) -> str:
 
 
 def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:
-    """Audit the wheel as the torch wheel is audited. It must be stripped, and must not contain paths from its build.
+    """Audit the wheel as the torch wheel is audited.
 
-    Raises WheelUnusable or PlatformMismatch.
+    The wheel must be stripped, and must not contain paths from its build. Raises WheelUnusable or PlatformMismatch.
     """
     fix = "correct the recipe in recipes/tvm_ffi, and run ./inv build-tvm-ffi to build the wheel again"
     return audit.examine_stripped(wheel, target, suite, flags="", home=HOME, fix=fix)

@@ -1,7 +1,7 @@
 """Find the finished wheel in a wheelhouse or in the artefact cache, and compute its key.
 
-``build-tvm-ffi`` puts the wheel into both places; ``push-artefacts`` and ``pull-artefacts`` share the cache within a
-team. Images contain the wheel if ``remote.ffi_in_image`` is set.
+``build-tvm-ffi`` puts the wheel into a wheelhouse and into the artefact cache; ``push-artefacts`` and
+``pull-artefacts`` share the cache within a team. Images contain the wheel if ``remote.ffi_in_image`` is set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def require_target(data: Recipe, target: Architecture, suite: Suite) -> None:
     if target.bits != 32:
         raise PlatformMismatch(
             f"{name} does not have to be built for {target.debian}",
-            expected="a 32-bit target: armhf",
+            expected="a 32-bit target (armhf)",
             found=f"image.architecture: {target.debian}; the package index has a wheel for it",
             fix=f"run pip install {name}=={data.settings['version']} on the board",
         )
@@ -91,7 +91,7 @@ def find(config: Config) -> tuple[Path, str]:
             f"remote.ffi_in_image is set, but there is no wheel of {name} for the image",
             expected=f"{name} {version} for {target.debian}, in a wheelhouse or in the artefact cache",
             found="; ".join(refused) or "none",
-            fix="run ./inv build-tvm-ffi, or ./inv pull-artefacts if a registry has it",
+            fix="run ./inv build-tvm-ffi, or ./inv pull-artefacts if a registry has the wheel",
         )
     wheels.audit(chosen[0][0], target)
     return chosen[0]

@@ -812,7 +812,7 @@ def test_an_interrupted_tree_is_recorded_before_compiling(tree: Compiles, monkey
     monkeypatch.setattr(Compiles, "run", None)
     with pytest.raises(ArtefactMissing, match="is not complete") as caught:
         sampled(tree, 3)
-    assert re.fullmatch(r"no (one|two)\.c\.o and 1 more", caught.value.found)
+    assert re.fullmatch(r"missing: (one|two)\.c\.o and 1 more", caught.value.found)
     assert "./inv build-torch --again" in caught.value.fix
 
 
