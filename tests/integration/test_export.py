@@ -843,9 +843,9 @@ def test_links_never_lead_out_of_the_tree(tmp_path: Path) -> None:
     assert inside(tmp_path, "../../etc/passwd") == tmp_path / "etc/passwd"
     assert follow(tmp_path, "etc/passwd") == tmp_path / "etc/shadow"
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(OSError, match="too many links"):
+    with pytest.raises(OSError, match="too many levels of symbolic links"):
         inside(tmp_path, "loop/x")
-    with pytest.raises(OSError, match="too many links"):
+    with pytest.raises(OSError, match="too many levels of symbolic links"):
         follow(tmp_path, "loop")
 
 
