@@ -402,7 +402,7 @@ def run_on_pi(
     all: bool = False,  # noqa: A002 (the option is --all)
     shard: bool = False,
 ) -> None:
-    """Run the device suite on a real Pi or in QEMU; write JUnit, evidence and the HTML report."""
+    """Run the device suite on a real Pi or in QEMU; write the JUnit file, the evidence and the HTML report."""
     from device import suite
 
     chosen = [f"--{name}" for name, given in {"place": place, "tag": tag, "all": all}.items() if given]

@@ -1,4 +1,4 @@
-"""Measure figures, compare them with goals, and present them."""
+"""Run measurements, compare the results with goals, and print them."""
 
 from __future__ import annotations
 

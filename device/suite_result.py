@@ -184,7 +184,7 @@ def error_of(result: SuiteResult, record: Record) -> UserError:
     if result.broken and result.passed and not bad:
         return ChainBroken(
             f"{result.passed} tests passed, but the tested files are not the files that were built",
-            expected="a board that runs the exported tree, and a tree with the files that were built last",
+            expected="a board that runs the exported tree, in which all files are identical to the last build",
             found="; ".join(result.broken),
             fix="run ./inv build-image and ./inv export-nfsroot, or run ./inv deploy; then restart the board and run "
             f"the suite again; {result.report} lists every link",

@@ -89,7 +89,8 @@ def pull(
 ) -> list[Pulled]:
     """Pull each configuration's system image; with ``verify``, only if all signatures and statements are valid.
 
-    Raises the same exceptions as ``registry.client.pull``; ConfigError if the key is not set; or SignatureRefused.
+    Raises ConfigError if the key is not set, SignatureRefused if a signature or statement is invalid, and the same
+    exceptions as ``registry.client.pull``.
     """
     if not verify:
         return client.pull(configs, registry=registry, tag=tag, user=user)

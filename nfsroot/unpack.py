@@ -212,7 +212,7 @@ def _reported_errors() -> Iterator[None]:
             "the engine failed to export the image",
             expected="a stream of the image's layers",
             found=" ".join(str(fault.explanation or fault).split())[:200],
-            fix="read the engine's log, then try again",
+            fix="find the cause in the engine's log, correct it, then try again",
         ) from fault
     except (requests.RequestException, urllib3.exceptions.HTTPError) as fault:
         raise engine_lost("exported the image", fault) from fault
@@ -276,7 +276,7 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
             "the engine's image stream is invalid",
             expected="a docker-archive with a manifest.json",
             found=f"{type(fault).__name__}: {fault}",
-            fix="read the engine's log, then try again",
+            fix="find the cause in the engine's log, correct it, then try again",
         ) from fault
     # A layer that occurs twice is applied twice, from separate files.
     unique: list[Path] = []

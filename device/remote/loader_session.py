@@ -409,7 +409,7 @@ def session(
         except OSError as fault:
             raise UserError(
                 f"the loader for {target.title} cannot be started",
-                expected=f"a successful start of the program {argv[0]}",
+                expected=f"the program {argv[0]} to start",
                 found=os.strerror(fault.errno or 0),
                 fix="run ./inv doctor, which checks whether this PC can run programs for other architectures",
             ) from fault
@@ -427,7 +427,7 @@ def session(
 
 
 def _unpack(folder: str, program: bytes, limits: Sequence[str]) -> str:
-    """The shell script for the board: it reads the loader from its input, runs it in ``folder``, and removes it."""
+    """The board's shell script, which reads the loader from stdin, runs the loader in ``folder``, and removes it."""
     arguments = shlex.join([f"{folder}/pitorch-loader.lock", *limits])
     return _UNPACK.format(folder=folder, size=len(program), arguments=arguments)
 

@@ -121,7 +121,7 @@ class EdgeBuilder {
   }
 
   void connectEffects(std::uint32_t i, const Node& n, const Operation& o) {
-    // All spill code uses the same row of the VPM, so its operations stay in order.
+    // All spill operations use the same row of the VPM, so they must stay in order.
     if (o.unit == kSpillUnit && (n.exclusive & kVpmAccess) != 0 &&
         n.form != Node::Form::Receive) {
       edge(spill_, i, 1);
