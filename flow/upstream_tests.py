@@ -197,7 +197,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path, context: Context) -> Report:
-        """Read the report; discard results from another torch. Raises the same exceptions as ``run_in``."""
+        """Read the report; discard results of other torch wheels. Raises the same exceptions as ``run_in``."""
         made = run_in(
             context.client,
             context.config.image_reference("system"),

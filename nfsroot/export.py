@@ -1,4 +1,4 @@
-"""Export the image as a root filesystem: copy it exactly, audit the copy, add the files next to it, and exchange trees.
+"""Export the image as a root filesystem: copy it exactly, audit the copy, and replace the old tree.
 
 The old tree remains unchanged until the new one is complete. The export is prepared in ``.NAME.export`` next to the
 destination. renameat2(RENAME_EXCHANGE) then exchanges the trees atomically, and after that the files next to them. The

@@ -346,7 +346,8 @@ def clients_of(port: int) -> set[str]:
 def pin_host_keys(layout: Layout) -> None:
     """Add the host keys that boards store on this PC to ``ssh_known_hosts``.
 
-    Boards can write to their folders, so links that lead out of a folder and contents other than keys are ignored.
+    Boards can write to their folders, so symbolic links that lead out of a folder are ignored, and so are files that
+    do not contain keys.
     """
     top = layout.boards.resolve()
     known = layout.known_hosts.read_text().splitlines() if layout.known_hosts.is_file() else []

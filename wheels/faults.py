@@ -197,7 +197,7 @@ def _with_advice(fault: CommandFailed, text: str, config: Config, sources: Seque
 
 
 def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
-    """Return the error for distribution packages that apt could not install for a build, determined from its output."""
+    """Return the error for distribution packages that apt could not install for a build; ``text`` is apt's output."""
     if full := files.full_disk(text, "packages in the engine's folder", config.target_root):
         return full
     errors = [line.removeprefix("E: ") for line in text.splitlines() if line.startswith("E: ")]

@@ -41,8 +41,8 @@ std::optional<qpu::code::Object> compiled(const qpu::detail::Source& source, int
   }
 }
 
-// Returns the clocks of the kernel that the fuzzer generates from random bytes. Returns no value if
-// the kernel is invalid, fails or runs too long.
+// Returns the number of clocks for which a kernel runs that the fuzzer generates from random bytes.
+// Returns no value if the kernel is invalid, fails or runs too long.
 std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
   using qpu::Float, qpu::Int, qpu::Ptr, qpu::detail::Type;
   constexpr std::size_t kMostExpressions = 1000;

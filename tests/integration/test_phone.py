@@ -201,7 +201,7 @@ def add_linker(root: Path) -> None:
 
 
 def needs_compiler() -> str:
-    """Return the compiler of the loader for OpenCL. Skip the test if the compiler is missing."""
+    """Return the compiler that builds the OpenCL loader. Skip the test if the compiler is missing."""
     compiler = targets.load("opencl").linker("")
     if shutil.which(compiler) is None:
         pytest.skip(f"the program {compiler} is missing; ./inv installs it")

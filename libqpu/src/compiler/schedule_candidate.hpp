@@ -86,8 +86,8 @@ class Planner {
   void keepRequests(std::size_t count) { requests_.resize(std::min(count, requests_.size())); }
 
  private:
-  // Whether one instruction can read all operands from their registers: now, later, or only after a
-  // copy.
+  // When a single instruction can read all operands from their registers: now, later, or only after
+  // a copy.
   enum class Operands : std::uint8_t { Readable, NotYet, NeedCopy };
 
   bool planSources(std::uint32_t n, const Node& node, Candidate& candidate);

@@ -88,8 +88,8 @@ class GlobalSpilling {
       if (most <= room_) break;
       if (isLive(g) && passes(g) && canSpill(g) && cost_[g] <= frequencyOf(f_.blocks[b]) * kMostPassingCost) spill(g);
     }
-    // A vector that is live across blocks occupies its register for the whole block. The live-in
-    // and live-out vectors together may therefore need too many registers even if the register
+    // A vector that is live into or out of a block occupies its register throughout the block. The
+    // live-in and live-out vectors together may therefore need too many registers even if the register
     // pressure is low enough.
     if (most <= room_ && resident + kLeastLocals <= room_) return true;
     const std::uint32_t locals = most > room_ && room_ >= kWantedLocals + 4 ? kWantedLocals : kLeastLocals;

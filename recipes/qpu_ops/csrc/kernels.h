@@ -52,8 +52,8 @@ class Session {
   // Returns arrays with the given numbers of floats.
   Vectors operands(std::size_t a, std::size_t b, std::size_t result);
 
-  // Returns true if b still contains the data that the caller with this tag wrote. A result of true
-  // is valid only after a call to matrix() with the same number of columns.
+  // Returns true if b still contains the data that the caller with this tag wrote. Call
+  // matrix() with the same number of columns first; without this call, a result of true is invalid.
   bool has_vector(std::uint64_t tag) const;
   void set_vector_tag(std::uint64_t tag);
 

@@ -144,7 +144,7 @@ class Group:
         return arrays, numbers, "".join(kind for kind, _ in inputs), f"{steps}>{stored}"
 
     def fits(self) -> bool:
-        """Return whether one kernel supports the group."""
+        """Return whether a single kernel can compute the whole group."""
         try:
             arrays, numbers, _, _ = self.written()
         except KeyError:
