@@ -43,20 +43,20 @@ def digests(module: str) -> dict[str, str]:
     seen = set(waiting)
     while waiting:
         name = waiting.pop()
-        path = _path_of(name)
+        path = path_of(name)
         if path is None:
             continue
         content = (ROOT / path).read_bytes()
         if _has_code(content):
             found[path] = hashlib.sha256(content).hexdigest()
         package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
-        new = {item for item in _imported(content, package) if not _is_leaf(item)} - seen
+        new = {item for item in imported(content, package) if not _is_leaf(item)} - seen
         seen |= new
         waiting += new
     return dict(sorted(found.items()))
 
 
-def _path_of(module: str) -> str | None:
+def path_of(module: str) -> str | None:
     """Return the file of a module or package of this project, or None for anything else."""
     base = module.replace(".", "/")
     return next((path for path in (f"{base}.py", f"{base}/__init__.py") if (ROOT / path).is_file()), None)
@@ -77,7 +77,7 @@ def _parsed(content: bytes) -> ast.Module:
 
 
 @functools.lru_cache(maxsize=1024)
-def _imported(content: bytes, package: str) -> frozenset[str]:
+def imported(content: bytes, package: str) -> frozenset[str]:
     """Return names in a file's imports that may be modules, and the packages that contain them."""
     names: set[str] = set()
     for node in ast.walk(_parsed(content)):
