@@ -10,9 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import docker
 import pytest
 from ordinary_user import run_python
 from registry_parts import small_disk
@@ -171,27 +169,6 @@ def test_a_disk_that_fills_up_while_a_wheel_is_unpacked(tmp_path: Path) -> None:
         files.pack(wheel.parent, tar, epoch=1000)
         with pytest.raises(DiskFull, match=r"no room for the contents of large\.tar"):
             files.unpack(tar, disk / "large")
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_a_disk_that_is_full_when_the_extension_is_built(tmp_path: Path, own: bool) -> None:
-    facts: dict[str, dict[str, Any]] = {
-        "builder": {"image": "sha256:0"},
-        "torch-site": {"version": "2.6.0"},
-        "libqpu": {"prefix": "/usr", "own": own, "library": "another one"},
-    }
-
-    def done(name: str) -> Step:
-        return Step(name=name, title=name, inputs={}, action=lambda _: Made(facts=facts[name]))
-
-    client = docker.DockerClient(base_url="unix:///nowhere", version="1.41")
-    with small_disk(tmp_path / "disk", "160k") as disk, Context(config_for(disk), _client=client) as context:
-        step = next(step for step in pipelines.main_job(context).steps if step.name == "qpu-ops")
-        pipeline = Pipeline(context.root, (*map(done, facts), step))
-        with pytest.raises(DiskFull, match="no room for QPU extension wheel"):
-            pipeline.execute(pipeline.plan())
-        assert not pipeline.manifest_path("qpu-ops").exists()
-        assert list((context.root / "work").iterdir()) == [], "partly written files must not remain"
 
 
 # Plans.
