@@ -71,20 +71,6 @@ def test_configuration_page_has_every_setting_and_variable() -> None:
             assert setting.metadata["help"].replace("|", "\\|") in line
 
 
-def test_configuration_page_lists_valid_values() -> None:
-    page = config_docs.render()
-    assert "| one of trixie, bookworm |" in page
-    assert "| whole number: 1 to 65535 |" in page
-
-
-def test_writing_the_page_replaces_the_old_one(tmp_path: Path) -> None:
-    page = tmp_path / "configuration.md"
-    page.write_text("an old page")
-    config_docs.write(page)
-    assert page.read_text() == config_docs.render()
-    assert [path.name for path in tmp_path.iterdir()] == ["configuration.md"]
-
-
 # ------------------------------------------------------------------------------------------------ tasks
 
 
