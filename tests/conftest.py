@@ -200,13 +200,18 @@ def exported_config(product_config: Config, built: main_job.Built) -> Config:
 
 
 @pytest.fixture
-def unreachable_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make pip use only an index that does not respond."""
-    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
-        monkeypatch.setenv(name, "")
+def isolated_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make pip ignore its configuration on this PC, and retry a failed connection only once."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
+
+
+@pytest.fixture
+def unreachable_index(isolated_pip: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make pip use only an index that does not respond."""
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
 
 

@@ -18,8 +18,10 @@ from stand_in_archives import SUITE, Package, World, versions
 
 from flow import pipelines, roots
 from flow.context import Context
+from flow.sources import sources
 from images import apt, rootfs
 from images.flavour import load_suite, packages_for
+from images.recorded_sources import record_of
 from toolchain.config import Config, ImageConfig, load_config
 from toolchain.errors import CommandFailed, MirrorPocketUnusable
 from toolchain.files import sha256_of
@@ -265,15 +267,18 @@ def test_permitted_packages_are_an_input_of_the_step(tmp_path: Path) -> None:
 
 def test_only_pockets_of_the_root_are_reported_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apt, "host_mirrors", lambda: {"main": "http://mirror.example.org/debian"})
-    for image, missed in (
-        ({"flavour": "debian"}, ["trixie", "trixie-security", "trixie-updates"]),
-        ({}, ["trixie", "trixie-security", "trixie-updates"]),
-        ({"kernel": "raspberrypi"}, ["trixie"]),
-        ({"profile": "container"}, ["trixie"]),
+    for image, verified, missed in (
+        ({"flavour": "debian"}, (), ["trixie", "trixie-security", "trixie-updates"]),
+        ({"flavour": "debian"}, ("trixie", "trixie-updates"), ["trixie-security"]),
+        ({}, (), ["trixie", "trixie-security", "trixie-updates"]),
+        ({"kernel": "raspberrypi"}, (), ["trixie"]),
+        ({"profile": "container"}, (), ["trixie"]),
+        ({"profile": "container"}, ("trixie",), []),
     ):
         with Context(config_for(tmp_path, **image)) as context:
-            none_verified = Manifest(step="mirror", key="", inputs={}, facts={"sources": []})
-            assert roots.unverified_pockets(context, none_verified) == missed
+            recorded = [record_of(item) for item in sources(context) if item.pocket.suite in verified]
+            mirror = Manifest(step="mirror", key="", inputs={}, facts={"sources": recorded})
+            assert roots.unverified_pockets(context, mirror) == missed
 
 
 # ------------------------------------------------------------------------------------------ roots of real packages

@@ -210,10 +210,6 @@ def blobs_on_disk(registry: Registry) -> dict[str, int]:
     return {path.parent.name: path.stat().st_size for path in found}
 
 
-def unfinished_uploads(registry: Registry) -> list[Path]:
-    return list(registry.settings.images.glob("docker/registry/v2/repositories/**/_uploads/*/data"))
-
-
 def outside_address() -> str:
     """Return a non-loopback address of this machine, at which engines do not accept insecure registries."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

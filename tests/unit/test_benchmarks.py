@@ -67,14 +67,6 @@ def test_timing_leaves_out_the_warm_up() -> None:
     assert sum(samples) <= ended - calls[0], "the samples must not contain the first call"
 
 
-def test_a_failing_action_is_not_a_sample() -> None:
-    def action() -> None:
-        raise CommandFailed("it failed")
-
-    with pytest.raises(CommandFailed):
-        timed(action, times=1)
-
-
 def test_the_value_is_the_median_of_the_samples() -> None:
     figure = median_of("f", [9.0, 1.0, 2.0])
     assert (figure.value, figure.samples, figure.spread) == (2.0, (9.0, 1.0, 2.0), "1.00–9.00 (3)")
@@ -385,10 +377,6 @@ def test_a_copied_checkout_is_complete_and_temporary(tmp_path: Path) -> None:
         assert (copy / device.KERNELS).is_file()
         assert not (copy / "build").exists()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_round_ends_with_the_result() -> None:
-    assert device.Round(made=5.0, booted=20.0, ran=3.0, imports=2.0).total == 28.0
 
 
 def test_the_plain_export_keeps_owners_and_capabilities() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from device_parts import layer
 from registry_parts import small_disk
 
 from images.flavour import load_suite
@@ -18,49 +17,26 @@ from toolchain.errors import DiskFull
 from wheels import distribution as distribution_wheels
 from wheels import find as wheels
 
-SITE = "usr/lib/python3/dist-packages"
+SITE = "./usr/lib/python3/dist-packages"
 ARMHF, TRIXIE = ARCHITECTURES["armhf"], load_suite("trixie")
-
-
-def root(path: Path, files: dict[str, str], links: dict[str, str] | None = None) -> Path:
-    """Make the tar of a root with some files and symbolic links."""
-    folders = {str(parent) for name in {**files, **(links or {})} for parent in Path(name).parents} - {"."}
-    with tarfile.open(path, "w") as archive:
-        for name in sorted(folders - {*(links or {})}):
-            member = tarfile.TarInfo(f"./{name}")
-            member.type = tarfile.DIRTYPE
-            archive.addfile(member)
-        for name, target in (links or {}).items():
-            member = tarfile.TarInfo(f"./{name}")
-            member.type, member.linkname = tarfile.SYMTYPE, target
-            archive.addfile(member)
-        for name, text in files.items():
-            member = tarfile.TarInfo(f"./{name}")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return path
-
-
 FILES = {
     f"{SITE}/numpy/__init__.py": "import os\nversion = '2.2.4'\n",
     f"{SITE}/numpy/__pycache__/__init__.cpython-313.pyc": "byte code",
     f"{SITE}/numpy-2.2.4.dist-info/METADATA": "Metadata-Version: 2.1\nName: numpy\nVersion: 2.2.4\n",
     f"{SITE}/numpy-2.2.4.dist-info/entry_points.txt": "[console_scripts]\nf2py = numpy:version\n",
-    "usr/lib/gnu/python3-numpy/include/numpy/ndarraytypes.h": "#define A\n",
+    "./usr/lib/gnu/python3-numpy/include/numpy/ndarraytypes.h": "#define A\n",
     f"{SITE}/scipy/__init__.py": "",
     f"{SITE}/scipy-1.15.3.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: scipy\nVersion: 1.15.3\n",
     f"{SITE}/pandas/__init__.py": "",
     f"{SITE}/pandas-0.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: pandas\nVersion: no version\n",
-}
-LINKS = {
-    f"{SITE}/numpy/_core/include/numpy": "../../../../../gnu/python3-numpy/include/numpy",
-    f"{SITE}/numpy/gone": "/nowhere",
+    f"{SITE}/numpy/_core/include/numpy": "->../../../../../gnu/python3-numpy/include/numpy",
+    f"{SITE}/numpy/gone": "->/nowhere",
 }
 
 
 def test_wheels_contain_the_packages_files(tmp_path: Path) -> None:
     """The files include headers, to which Debian's numpy has a symbolic link."""
-    distribution_wheels.make(root(tmp_path / "dev.tar", FILES, LINKS), tmp_path / "made", ARMHF, TRIXIE)
+    distribution_wheels.make(layer(tmp_path / "dev.tar", FILES).path, tmp_path / "made", ARMHF, TRIXIE)
     tag = "cp313-cp313-linux_armv7l.whl"
     names = [f"numpy-2.2.4-{tag}", f"scipy-1.15.3-{tag}"]
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == names, (
@@ -76,7 +52,7 @@ def test_wheels_contain_the_packages_files(tmp_path: Path) -> None:
 
 def test_pip_installs_the_wheels(tmp_path: Path) -> None:
     host = host_architecture()
-    distribution_wheels.make(root(tmp_path / "dev.tar", FILES, LINKS), tmp_path / "made", host, TRIXIE)
+    distribution_wheels.make(layer(tmp_path / "dev.tar", FILES).path, tmp_path / "made", host, TRIXIE)
     words = ["--no-deps", "--no-index", f"--find-links={tmp_path / 'made'}", f"--target={tmp_path / 'site'}"]
     words += ["--only-binary=:all:", "--python-version=3.13", f"--platform={host.wheel_platform}", "numpy", "scipy"]
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
@@ -90,7 +66,7 @@ def test_pip_installs_the_wheels(tmp_path: Path) -> None:
 
 def test_full_disk_leaves_no_wheels(tmp_path: Path) -> None:
     files = {**FILES, f"{SITE}/numpy/large": "x" * 300_000}
-    tar = root(tmp_path / "dev.tar", files, LINKS)
+    tar = layer(tmp_path / "dev.tar", files).path
     with small_disk(tmp_path / "disk", "64k") as disk:
         with pytest.raises(DiskFull, match="no room for wheels of the distribution's packages"):
             distribution_wheels.make(tar, disk / "made", ARMHF, TRIXIE)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import os
 import subprocess
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from device_parts import layer
 
 from device import evidence
 from device.chain import check
 from device.record import Record
-from flow import layers, roots
-from flow.context import Context
-from images.apt import Source
-from images.flavour import Pocket
-from images.recorded_sources import record_of
+from flow import layers
 from images.system import LEFT_OUT, render
 from nfsroot import export, unpack
 from nfsroot.layout import Layout
@@ -41,20 +36,6 @@ LIBQPU_IN_TREE = "the tree contains the libqpu that was built last"
 EXTENSION_IN_TREE = "the tree contains the QPU extension that was built last"
 IMAGE_COMMIT = "the image was built from the same commit as the tests"
 TREE_COMMIT = "the tree was exported from the same commit as the tests"
-
-
-def layer(path: Path, content: Mapping[str, str]) -> Artefact:
-    """Make a layer's tar. A value that starts with ``->`` creates a symbolic link."""
-    with tarfile.open(path, "w") as archive:
-        for name, text in content.items():
-            member = tarfile.TarInfo(name)
-            if text.startswith("->"):
-                member.type, member.linkname = tarfile.SYMTYPE, text[2:]
-                archive.addfile(member)
-            else:
-                member.size = len(text)
-                archive.addfile(member, io.BytesIO(text.encode()))
-    return Artefact.of(path)
 
 
 class Chain:
@@ -426,30 +407,6 @@ def test_steps_record_the_commit_but_do_not_depend_on_it(tmp_path: Path, monkeyp
     assert again[0].key == first[0].key == key_of("one", {"a": "1"})
 
 
-def source(suite: str, *architectures: str) -> Source:
-    pocket = Pocket(name=suite.partition("-")[2] or "main", suite=suite, mirror="main")
-    return Source(
-        pocket, "http://mirror.example/debian", ("main",), Path("/k.gpg"), architectures or ("amd64", "armhf")
-    )
-
-
-def mirror_of(*sources: Source) -> Manifest:
-    facts = {"indices": {}, "sources": [record_of(item) for item in sources]}
-    return Manifest(step="mirror", key="k", inputs={}, facts=facts)
-
-
-def test_unverified_pockets_of_the_target_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = (source("trixie"), source("trixie-updates"), source("trixie-security"), source("sid", "amd64"))
-    monkeypatch.setattr(roots, "sources", lambda _: wanted)
-    context = Context(load_config({"build": {"folder": str(tmp_path)}}))
-    assert roots.unverified_pockets(context, mirror_of(*wanted)) == []
-    verified = mirror_of(source("trixie"), source("trixie-updates"))
-    assert roots.unverified_pockets(context, verified) == ["trixie-security"]
-    assert roots.unverified_pockets(context, mirror_of(*wanted[:3])) == [], (
-        "sid is not a pocket of the target, so it must be ignored"
-    )
-
-
 def needs_of_the_image(**rootfs: Any) -> dict[str, Manifest]:
     facts = {
         "rootfs": {"image": IMAGE, "reference": "r", "size": 1, **rootfs},
@@ -469,13 +426,6 @@ def test_image_label_lists_the_left_out_pockets() -> None:
     assert f"{LEFT_OUT}=" + r'"[\"trixie-security\"]"' in [line.strip(" \\") for line in text.splitlines()]
     assert text.count("LABEL ") == 1, "expected one LABEL instruction, because the engine creates a container for each"
     assert LEFT_OUT not in labels(), "older roots did not record pockets that were left out"
-
-
-def test_only_the_set_of_pockets_changes_the_product() -> None:
-    one, same = (needs_of_the_image(left_out=["trixie-security"])["rootfs"] for _ in range(2))
-    reworded = dataclasses.replace(same, warnings=("another sentence about the same pocket",))
-    assert reworded.product == one.product
-    assert needs_of_the_image(left_out=[])["rootfs"].product != one.product
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailabl
 from wheels.index import running_index, wheels_in
 from wheels.pip import run_pip
 
-ALONE = {"PIP_CONFIG_FILE": "/dev/null", "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_RETRIES": "1"}
-"""Use only the index on the command line, regardless of pip's configuration on this PC."""
+pytestmark = pytest.mark.usefixtures("isolated_pip")
 
 
 def absent(name: str) -> SourceUnavailable:
@@ -24,7 +23,7 @@ def absent(name: str) -> SourceUnavailable:
 def test_index_that_does_not_respond_is_a_network_error(tmp_path: Path) -> None:
     words: list[str | Path] = ["download", "--index-url=http://127.0.0.1:1/simple", "--dest", tmp_path, "six==1.16.0"]
     with pytest.raises(NetworkUnreachable, match=r"^six 1\.16 cannot be downloaded") as caught:
-        run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent, environment=ALONE)
+        run_pip(words, what="six 1.16", log=tmp_path / "log", unfound=absent)
     assert str(tmp_path / "log") in caught.value.found
     assert "127.0.0.1" in (tmp_path / "log").read_text()
 
@@ -43,7 +42,7 @@ def test_missing_package_is_reported(tmp_path: Path) -> None:
     words: list[str | Path] = ["download", "--no-index", f"--find-links={tmp_path}"]
     words += ["--dest", tmp_path, "no-such-thing==3.1"]
     with pytest.raises(SourceUnavailable, match=r"^no no-such-thing==3\.1"):
-        run_pip(words, what="it", log=tmp_path / "log", unfound=absent, environment=ALONE)
+        run_pip(words, what="it", log=tmp_path / "log", unfound=absent)
 
 
 def test_missing_version_is_not_a_network_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +57,7 @@ def test_missing_version_is_not_a_network_error(tmp_path: Path, monkeypatch: pyt
                 what="it",
                 log=tmp_path / "log",
                 unfound=absent,
-                environment={**ALONE, "no_proxy": "*"},
+                environment={"no_proxy": "*"},
             )
     assert "NewConnectionError" in (tmp_path / "log").read_text()
 

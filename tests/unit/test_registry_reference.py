@@ -79,16 +79,11 @@ def test_docker_hub_has_another_api_host() -> None:
         ("r.example/a___b", None, "is not a valid repository name"),
         ("me:word@r.example/a", None, "must not contain a user or password"),
         ("", None, "is not the address of a registry"),
-        ("/a", None, "is not the address of a registry"),
-        ("r.example:0/a", None, "is not the address of a registry"),
         ("r.example:65536/a", None, "is not the address of a registry"),
-        ("r.example:port/a", None, "is not the address of a registry"),
-        ("-r.example/a", None, "is not the address of a registry"),
         ("r_x.example/a", None, "is not the address of a registry"),
         ("someone/a", None, "Docker Hub"),
         ("r.example/" + 250 * "a", None, "too long"),
         ("r.example/a", "", "is not a valid tag"),
-        ("r.example/a", "a b", "is not a valid tag"),
         ("r.example/a", ".a", "is not a valid tag"),
         ("r.example/a", 129 * "x", "is not a valid tag"),
         ("r.example/a", "ü", "is not a valid tag"),
@@ -98,6 +93,7 @@ def test_invalid_references_are_refused(registry: str, tag: str | None, words: s
     with pytest.raises(UserError) as caught:
         resolve(Config(), registry=registry, tag=tag)
     assert words in str(caught.value)
+    assert "word@" not in str(caught.value)
     assert caught.value.fix
     assert caught.value.exit_code == 10
 
@@ -124,12 +120,6 @@ def test_invalid_image_names_are_refused_without_an_option(text: str, words: str
     assert "--registry" not in shown
     assert "word@" not in shown
     assert "./inv verify" in caught.value.fix
-
-
-def test_password_in_the_address_is_not_shown() -> None:
-    with pytest.raises(UserError) as caught:
-        resolve(Config(), registry="me:word@r.example/a")
-    assert "word@" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -159,21 +149,6 @@ def test_password_in_the_address_is_not_shown() -> None:
             DiskFull,
         ),
         # Later engines and other registries.
-        (
-            "error from registry: failed to authorize: failed to fetch anonymous token: unexpected status from GET "
-            "request to https://auth.example/token: 401 Unauthorized",
-            AccessDenied,
-        ),
-        (
-            'failed to do request: Head "https://r.example/v2/a/blobs/sha256:0": dial tcp 10.0.0.1:443: connect: '
-            "connection refused",
-            RegistryConnectionRefused,
-        ),
-        (
-            'Get "https://r.example/v2/": tls: failed to verify certificate: x509: certificate signed by unknown '
-            "authority",
-            RegistryUntrusted,
-        ),
         ("failed to resolve reference: r.example/a:t: not found: manifest unknown", ReferenceNotFound),
         (
             "no matching manifest for linux/arm/v7 in the manifest list entries: no match for platform in manifest: "
@@ -188,6 +163,7 @@ def test_password_in_the_address_is_not_shown() -> None:
             RegistryFull,
         ),
         ("write tcp 127.0.0.1:1->127.0.0.1:2: write: connection reset by peer", RegistryBroke),
+        ("errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n", RegistryBroke),
         ("some new error", RegistryFailed),
     ],
 )
@@ -229,15 +205,6 @@ def test_long_messages_are_shortened_in_the_middle() -> None:
     assert fault.found.endswith("connection reset by peer")
     assert len(fault.found) < 320
     assert "xxx" not in fault.found
-
-
-def test_full_registries_and_temporary_errors() -> None:
-    quota = transfer.explain("denied: will exceed the configured upper limit", HERE, None)
-    assert isinstance(quota, RegistryFull)
-    assert isinstance(transfer.explain("connection reset by peer", HERE, None), RegistryBroke)
-    raced = "errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n"
-    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "the error must be one that is retried"
-    assert not isinstance(transfer.explain("some error", HERE, None), RegistryBroke)
 
 
 def test_secrets_are_not_in_repr() -> None:

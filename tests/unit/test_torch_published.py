@@ -51,15 +51,11 @@ def pin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *wheels: Path, sha256: 
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def index(tmp_path: Path, isolated_pip: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Make the folder of an index that pip uses, with torch and torchvision, both of which are pinned."""
     monkeypatch.setattr(progress, "say", lambda _: None)
     offered = tmp_path / "offered"
     pin(monkeypatch, tmp_path, *(a_wheel(offered, name) for name in ("torch", "torchvision")))
-    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("no_proxy", "*")
     with running_index(lambda: wheels_in([offered])) as url:
         monkeypatch.setenv("PIP_INDEX_URL", url)
