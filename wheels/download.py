@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 from images.flavour import Suite
 from toolchain.architecture import Architecture
-from toolchain.errors import SourceUnavailable, WheelUnusable
+from toolchain.errors import WheelUnusable
 from wheels import find as wheels
 from wheels.pip import run_pip
 
@@ -23,19 +23,15 @@ def download(requirement: str, folder: Path, target: Architecture, suite: Suite,
 
     Raises SourceUnavailable if the index has no such wheel; otherwise NetworkUnreachable or CommandFailed.
     """
-
-    def unfound(missing: str) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"the package index has no wheel of {missing} for {suite.name} {target.debian}",
-            expected=f"a wheel for Python {suite.python} and {target.wheel_platform} or manylinux",
-            found="no such wheel",
-            fix="check the name and version, or pass the path of a wheel",
-        )
-
     platforms = [f"--platform={name}" for name in wheels.platforms_for(target, suite)]
     words = ["download", "--no-deps", "--only-binary=:all:", f"--python-version={suite.python}", *platforms]
     before = set(folder.glob("*.whl"))
-    run_pip([*words, f"--dest={folder}", requirement], what=requirement, log=log, unfound=unfound)
+    run_pip(
+        [*words, f"--dest={folder}", requirement],
+        what=f"a wheel of {requirement} for {suite.name} {target.debian}",
+        log=log,
+        fix="check the name and version, or pass the path of a wheel",
+    )
     return next(iter(set(folder.glob("*.whl")) - before))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,16 +81,17 @@ def run_pip(
     *,
     what: str,
     log: Path,
-    unfound: Callable[[str], UserError],
+    fix: str,
+    missing: type[UserError] = SourceUnavailable,
     python: str | Path = sys.executable,
     environment: Mapping[str, str] | None = None,
     limit_s: float = 1800.0,
 ) -> None:
     """Run ``python -m pip WORDS`` without prompts; ``what`` names the download in error messages.
 
-    ``unfound`` returns the error for a requirement that no file in the index satisfies. Raises the error from
-    ``unfound``, SourceUnavailable for a file whose SHA-256 is not the required one, NetworkUnreachable, or
-    CommandFailed with the last lines of pip's output.
+    Raises ``missing``, with this ``fix``, for a requirement that no file in the index satisfies; SourceUnavailable for
+    a file whose SHA-256 is not the required one; NetworkUnreachable; or CommandFailed with the last lines of pip's
+    output.
     """
     try:
         run(
@@ -116,7 +117,12 @@ def run_pip(
                 fix="check the network, https_proxy and pip.conf, then run the task again",
             ) from fault
         if output.name:
-            raise unfound(output.name + output.specifier) from fault
+            raise missing(
+                f"the package index does not have {output.name}{output.specifier}",
+                expected=what,
+                found=f"no such version, or none for this platform (complete log: {log})",
+                fix=fix,
+            ) from fault
         if other := _OTHER_BYTES.search(fault.tail):
             raise SourceUnavailable(
                 f"the package index has a different file named {what}",

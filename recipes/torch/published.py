@@ -85,15 +85,6 @@ def _download(pin: Pin, config: Config, folder: Path) -> None:
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
     platform = pin.file.removesuffix(".whl").rpartition("-")[2]
-
-    def unfound(name: str) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"the package index does not have {pin}",
-            expected=pin.file,
-            found=f"no {name} for this platform and Python",
-            fix=f"configure an index that has the wheel (pip config list prints the current index), {_OTHER_PLACE}",
-        )
-
     run_pip(
         [
             *("download", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--implementation=cp"),
@@ -102,6 +93,6 @@ def _download(pin: Pin, config: Config, folder: Path) -> None:
         ],
         what=str(pin),
         log=config.target_root / "logs" / "published.log",
-        unfound=unfound,
+        fix=f"configure an index that has the wheel (pip config list prints the current index), {_OTHER_PLACE}",
         limit_s=_LIMIT_S,
     )

@@ -78,15 +78,8 @@ def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
 
 
 def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, str] | None = None) -> None:
-    def unfound(name: str) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"the package index does not have {name}",
-            expected=what,
-            found="no such version, or none for this platform",
-            fix="check the index (pip config list) and the pins in recipes/tvm_ffi/recipe.toml",
-        )
-
-    run_pip(words, what=what, log=log, unfound=unfound, environment=environment, limit_s=_LIMIT_S)
+    fix = "check the index (pip config list) and the pins in recipes/tvm_ffi/recipe.toml"
+    run_pip(words, what=what, log=log, fix=fix, environment=environment, limit_s=_LIMIT_S)
 
 
 def _mismatch(recipe: Recipe, found: str, fix: str) -> SourceUnavailable:

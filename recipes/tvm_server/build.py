@@ -65,14 +65,11 @@ def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
     platforms = [f"--platform={name}" for name in wheels.platforms_for(target, suite)]
     words = ["install", "--no-deps", "--only-binary=:all:", "--no-compile", "--implementation=cp"]
     words += [f"--python-version={suite.python}", *platforms]
-
-    def unfound(name: str) -> WheelUnusable:
-        return WheelUnusable(
-            f"TVM's server cannot be installed into an image for {target.debian}",
-            expected=f"a wheel of {name} for Python {suite.python} on {target.wheel_platform.removeprefix('linux_')}",
-            found="none in the package index",
-            fix="set remote.server_in_image to false; boards without the server run kernels in the loader "
-            "(docs/remote.md)",
-        )
-
-    run_pip([*words, "--target", site, *pins()], what=", ".join(pins()), log=log, unfound=unfound, limit_s=_LIMIT_S)
+    run_pip(
+        [*words, "--target", site, *pins()],
+        what=f"TVM's server for {suite.name} {target.debian}",
+        log=log,
+        fix="set remote.server_in_image to false; boards without the server run kernels in the loader (docs/remote.md)",
+        missing=WheelUnusable,
+        limit_s=_LIMIT_S,
+    )

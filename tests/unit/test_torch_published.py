@@ -125,7 +125,7 @@ def test_a_missing_network_is_an_error(index: Path, tmp_path: Path, monkeypatch:
 
 def test_an_index_without_the_wheel_is_an_error(index: Path, tmp_path: Path) -> None:
     next(index.glob("torch-*")).unlink()
-    with pytest.raises(SourceUnavailable, match=r"the package index does not have torch 2\.9\.1") as caught:
+    with pytest.raises(SourceUnavailable, match=r"the package index does not have torch==2\.9\.1") as caught:
         resolve.resolve(configured(tmp_path), fetch=True)
     assert "wheelhouse" in caught.value.fix
 
