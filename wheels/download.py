@@ -14,8 +14,7 @@ from packaging.utils import canonicalize_name
 from images.flavour import Suite
 from toolchain.architecture import Architecture
 from toolchain.errors import WheelUnusable
-from wheels import find as wheels
-from wheels.pip import run_pip
+from wheels.pip import for_target, run_pip
 
 
 def download(requirement: str, folder: Path, target: Architecture, suite: Suite, log: Path) -> Path:
@@ -23,11 +22,9 @@ def download(requirement: str, folder: Path, target: Architecture, suite: Suite,
 
     Raises SourceUnavailable if the index has no such wheel; otherwise NetworkUnreachable or CommandFailed.
     """
-    platforms = [f"--platform={name}" for name in wheels.platforms_for(target, suite)]
-    words = ["download", "--no-deps", "--only-binary=:all:", f"--python-version={suite.python}", *platforms]
     before = set(folder.glob("*.whl"))
     run_pip(
-        [*words, f"--dest={folder}", requirement],
+        ["download", "--no-deps", *for_target(target, suite), f"--dest={folder}", requirement],
         what=f"a wheel of {requirement} for {suite.name} {target.debian}",
         log=log,
         fix="check the name and version, or pass the path of a wheel",

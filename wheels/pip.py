@@ -1,4 +1,4 @@
-"""Run pip on this PC, and read its output."""
+"""Run pip on this PC, read its output, and download pinned files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.proxies import SOCKS_FIX, SOCKS_MISSING
+from images.flavour import Suite
+from toolchain import files, progress
+from toolchain.architecture import Architecture
 from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable, UserError
 from toolchain.process import run
+from wheels import find as wheels
 
 _UNREACHABLE = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeoutError|ProxyError|SSLError|CERTIFICATE_VERIFY"
@@ -131,3 +135,53 @@ def run_pip(
                 fix="find out why the file differs before you change the pin",
             ) from fault
         raise
+
+
+def for_target(target: Architecture, suite: Suite) -> list[str]:
+    """Return pip's options that permit only wheels for a target."""
+    platforms = [f"--platform={name}" for name in wheels.platforms_for(target, suite)]
+    return ["--only-binary=:all:", "--implementation=cp", f"--python-version={suite.python}", *platforms]
+
+
+def download_pinned(
+    name: str,
+    version: str,
+    sha256: str,
+    place: Path,
+    *,
+    words: Sequence[str],
+    log: Path,
+    fix: str,
+    environment: Mapping[str, str] | None = None,
+) -> Path:
+    """Return the file ``place`` with this SHA-256; download it unless it is already there.
+
+    ``words`` are pip's options for this file. Raises DiskFull, or the same exceptions as ``run_pip``; SourceUnavailable
+    if an existing file is not the pinned one.
+    """
+    if not place.is_file():
+        with (
+            files.room_for(place.name, place.parent),
+            files.scratch_folder(place.parent, name) as scratch,
+            progress.step(f"fetch {name} {version}"),
+        ):
+            wanted = scratch / "wanted.txt"
+            wanted.write_text(f"{name}=={version} --hash=sha256:{sha256}\n")
+            options = [
+                "--no-deps",
+                "--no-cache-dir",
+                "--require-hashes",
+                f"--dest={scratch}",
+                f"--requirement={wanted}",
+            ]
+            run_pip(["download", *options, *words], what=f"{name} {version}", log=log, fix=fix, environment=environment)
+            (scratch / place.name).replace(place)
+    found = files.sha256_of(place)
+    if found != sha256:
+        raise SourceUnavailable(
+            f"{place} is not the pinned file",
+            expected=f"SHA-256 {sha256}",
+            found=found,
+            fix=f"delete {place} and run the task again",
+        )
+    return place

@@ -111,9 +111,9 @@ def test_a_changed_file_is_not_used(index: Path, tmp_path: Path) -> None:
     wheel = resolve.resolve(config, fetch=True).wheel
     assert wheel is not None
     wheel.write_bytes(wheel.read_bytes()[:-1])
-    with pytest.raises(SourceUnavailable, match="is not the pinned wheel") as caught:
+    with pytest.raises(SourceUnavailable, match="is not the pinned file") as caught:
         resolve.resolve(config)
-    assert "delete the file" in caught.value.fix
+    assert f"delete {wheel}" in caught.value.fix
 
 
 def test_a_missing_network_is_an_error(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
