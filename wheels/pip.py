@@ -167,14 +167,9 @@ def download_pinned(
         ):
             wanted = scratch / "wanted.txt"
             wanted.write_text(f"{name}=={version} --hash=sha256:{sha256}\n")
-            options = [
-                "--no-deps",
-                "--no-cache-dir",
-                "--require-hashes",
-                f"--dest={scratch}",
-                f"--requirement={wanted}",
-            ]
-            run_pip(["download", *options, *words], what=f"{name} {version}", log=log, fix=fix, environment=environment)
+            options = ("--no-deps", "--no-cache-dir", "--require-hashes", f"--requirement={wanted}")
+            argv = ["download", *options, f"--dest={scratch}", *words]
+            run_pip(argv, what=f"{name} {version}", log=log, fix=fix, environment=environment)
             (scratch / place.name).replace(place)
     found = files.sha256_of(place)
     if found != sha256:

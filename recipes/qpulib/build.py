@@ -19,8 +19,8 @@ from pathlib import Path
 import docker
 
 from engine.containers import run_in
-from engine.proxies import build_environment
 from recipes.cmake import compile_options
+from recipes.git import fetch, git
 from recipes.recipe import Recipe
 from recipes.register import register
 from toolchain import files, process
@@ -31,8 +31,6 @@ from toolchain.jobs import compile_jobs
 
 FETCHED = "pitorch-fetched"
 """The file in ``.git`` that marks checkouts created by this module. Only these are replaced when the pin changes."""
-
-_FETCH_LIMIT_S = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +101,7 @@ def obtain(recipe: Recipe, config: Config) -> Checkout:
         if config.qpu.upstream_source:
             raise _unavailable(recipe, folder, "the folder in qpu.upstream_source does not exist")
         _fetch(recipe, folder)
-    elif (folder / ".git" / FETCHED).is_file() and _git(folder, "rev-parse", "HEAD") != pin(recipe):
+    elif (folder / ".git" / FETCHED).is_file() and git(folder, "rev-parse", "HEAD") != pin(recipe):
         _fetch(recipe, folder)
     return verify(recipe, folder)
 
@@ -120,10 +118,10 @@ def verify(recipe: Recipe, folder: Path) -> Checkout:
             f"upstream QPULib in {folder} is not a git tree, so the commit ({pin(recipe)[:12]}) cannot be verified"
         )
         return Checkout(folder, "", warning)
-    found = _git(folder, "rev-parse", "HEAD")
+    found = git(folder, "rev-parse", "HEAD")
     if found != pin(recipe):
         raise _unavailable(recipe, folder, f"{folder} is at commit {found}")
-    if changed := _git(folder, "status", "--porcelain", "--untracked-files=all"):
+    if changed := git(folder, "status", "--porcelain", "--untracked-files=all"):
         names = ", ".join(line.split(maxsplit=1)[1] for line in changed.splitlines()[:5])
         raise _unavailable(recipe, folder, f"changed files in {folder}: {names}")
     return Checkout(folder, found)
@@ -143,38 +141,16 @@ def _unavailable(recipe: Recipe, folder: Path, found: str) -> SourceUnavailable:
     )
 
 
-def _git(folder: Path, *words: str) -> str:
-    # The checkout may belong to another user. If it is not a git tree, git must not use this repository instead.
-    safe = ("-c", f"safe.directory={folder.resolve()}")
-    done = process.run(
-        ["git", *safe, "-C", folder, *words],
-        env={
-            **build_environment(),
-            "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent),
-            "GIT_TERMINAL_PROMPT": "0",
-            "LC_ALL": "C",
-        },
-        merge_stderr=False,
-        limit_s=_FETCH_LIMIT_S,
-    )
-    return done.output.strip()
-
-
 def _fetch(recipe: Recipe, folder: Path) -> None:
     """Fetch only the pinned commit, and then replace ``folder``."""
     process.require_program("git", "to fetch upstream QPULib")
     url, commit = recipe.settings["url"], pin(recipe)
     with files.scratch_folder(folder.parent, folder.name) as scratch:
         aside = scratch / "checkout"
-        aside.mkdir()
-        stalled = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60")
         try:
-            _git(aside, "init", "--quiet")
-            _git(aside, *stalled, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
-            _git(aside, "-c", "core.autocrlf=false", "checkout", "--quiet", "--detach", "FETCH_HEAD")
+            fetch(url, commit, aside)
         except CommandFailed as fault:
-            said = [line for line in fault.tail.splitlines() if line.strip()]
-            raise _unavailable(recipe, folder, said[-1] if said else fault.found) from fault
+            raise _unavailable(recipe, folder, fault.found) from fault
         verify(recipe, aside)
         (aside / ".git" / FETCHED).write_text(f"{url} {commit}\n")
         files.remove(folder)
