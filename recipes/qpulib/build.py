@@ -11,20 +11,15 @@ are recompiled.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker
-
-from engine.containers import run_in
 from recipes.cmake import compile_options
 from recipes.git import fetch, git
+from recipes.library import STAGE, TREE, Build
 from recipes.recipe import Recipe
-from recipes.register import register
 from toolchain import files, process
-from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import CommandFailed, SourceUnavailable
 from toolchain.jobs import compile_jobs
@@ -58,16 +53,6 @@ class Checkout:
     folder: Path
     commit: str
     warning: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """The paths in the commands, which are mount points in the container."""
-
-    recipe: str
-    source: str
-    tree: str
-    stage: str
 
 
 def pin(recipe: Recipe) -> str:
@@ -157,65 +142,31 @@ def _fetch(recipe: Recipe, folder: Path) -> None:
         aside.rename(folder)
 
 
-def commands(places: Places, variant: Variant, *, jobs: int, options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def commands(
+    variant: Variant, *, recipe: str, source: str, tree: str, stage: str, jobs: int, options: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
     """Return the commands that configure, compile and install. ``options`` is the result of ``compile_options``."""
     configure = (
-        *("cmake", "-S", places.recipe, "-B", places.tree, "-G", "Ninja", *options),
+        *("cmake", "-S", recipe, "-B", tree, "-G", "Ninja", *options),
         "-DCMAKE_BUILD_TYPE=",
-        f"-DQPULIB_SOURCE={places.source}",
+        f"-DQPULIB_SOURCE={source}",
         f"-DQPULIB_MODE={variant.mode}",
         f"-DQPULIB_DEBUG={'ON' if variant.debug else 'OFF'}",
     )
     strip = () if variant.debug else ("--strip",)
-    install = ("env", f"DESTDIR={places.stage}", "cmake", "--install", places.tree, *strip)
-    return configure, ("cmake", "--build", places.tree, "--parallel", str(jobs), "--verbose"), install
+    install = ("env", f"DESTDIR={stage}", "cmake", "--install", tree, *strip)
+    return configure, ("cmake", "--build", tree, "--parallel", str(jobs), "--verbose"), install
 
 
-def build(
-    client: docker.DockerClient,
-    builder: str,
-    builder_id: str,
-    recipe: Recipe,
-    checkout: Checkout,
-    config: Config,
-    tar: Path,
-    log: Path,
-    *,
-    cross: bool = True,
-) -> None:
-    """Compile QPULib in an image, and pack the files for the target root into ``tar``.
-
-    With ``cross``, ``builder`` is an image for this PC that contains the cross compiler; otherwise, it is an image for
-    the target. Raises CommandFailed with the last lines of the compiler's output.
-    """
-    variant = Variant.of(config)
-    work = config.target_root / "work" / f"qpulib-{builder_id.removeprefix('sha256:')[:12]}"
-    tree, stage = work / f"tree-{variant.label}", work / f"stage-{variant.label}"
-    files.remove(stage)
-    stage.mkdir(parents=True)
-    tree.mkdir(exist_ok=True)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("")
-    places = Places(recipe="/usr/src/recipe", source="/usr/src/qpulib", tree="/usr/src/build", stage="/usr/src/stage")
+def plan(recipe: Recipe, checkout: Checkout, config: Config, *, cross: bool) -> Build:
+    """Return how QPULib is configured, compiled and installed."""
+    variant, home, source = Variant.of(config), "/usr/src/recipe", "/usr/src/qpulib"
     options = compile_options(config.image.target, recipe.settings["prefix"], cross=cross)
-    lines = [shlex.join(argv) for argv in commands(places, variant, jobs=compile_jobs(config.build), options=options)]
-    lines.append(f"chown -R {work.stat().st_uid}:{work.stat().st_gid} {places.stage} {places.tree}")
-    run_in(
-        client,
-        builder,
-        ["sh", "-euc", " && ".join(lines)],
-        architecture=host_architecture() if cross else config.image.target,
-        binds=[
-            f"{recipe.folder}:{places.recipe}:ro",
-            f"{checkout.folder.resolve()}:{places.source}:ro",
-            f"{tree}:{places.tree}:rw",
-            f"{stage}:{places.stage}:rw",
-        ],
-        environment={"SOURCE_DATE_EPOCH": str(config.image.source_date_epoch)},
-        log=log,
+    jobs = compile_jobs(config.build)
+    return Build(
+        cross=cross,
+        commands=commands(variant, recipe=home, source=source, tree=TREE, stage=STAGE, jobs=jobs, options=options),
+        sources={home: recipe.folder, source: checkout.folder},
+        label=f"-{variant.label}",
         fix="read the compiler's messages above; the source code is upstream's, not this project's",
     )
-    installed = stage / recipe.settings["prefix"].removeprefix("/")
-    recipe.require_outputs(installed)
-    register(stage, installed, recipe.settings["prefix"])
-    files.pack(stage, tar, epoch=config.image.source_date_epoch)

@@ -24,10 +24,8 @@ DECLARED = {"torch-wheel"}
 
 def all_pipelines() -> Iterator[Pipeline]:
     in_image = {"server_in_image": True, "ffi_in_image": True}
-    for settings in ({"qpu": {"library": "upstream"}}, {"remote": in_image}):
-        config = load_config(settings)
-        with Context(config) as context:
-            yield pipelines.main_job(context, with_workbench=True)
+    with Context(load_config({"remote": in_image})) as context:
+        yield pipelines.main_job(context, with_workbench=True)
     with Context(load_config({})) as context:
         yield pipelines.torch_job(context)
         yield pipelines.tvm_ffi_job(context)
@@ -187,14 +185,6 @@ def test_every_form_of_import_is_followed(
     assert list(closure.digests("package.first")) == sorted([*found, "package/first.py"])
 
 
-@pytest.mark.parametrize(
-    "step", ["builder", "torch_site", "libqpu", "qpulib", "qpu_ops", "companions", "tvm_server", "tvm_ffi"]
-)
+@pytest.mark.parametrize("step", ["builder", "torch_site", "libqpu", "qpu_ops", "companions", "tvm_server", "tvm_ffi"])
 def test_steps_that_pack_a_tar_depend_on_toolchain_files(step: str) -> None:
     assert "toolchain/files.py" in closure.digests(f"flow.steps.{step}")
-
-
-@pytest.mark.parametrize("module", ["recipes/cmake.py", "recipes/register.py"])
-def test_qpulib_depends_on_the_modules_it_shares_with_libqpu(module: str) -> None:
-    assert module in closure.digests("flow.steps.qpulib")
-    assert module in closure.digests("flow.steps.libqpu")
