@@ -11,7 +11,7 @@ from pathlib import Path
 
 from images.flavour import Suite
 from recipes.recipe import Recipe
-from toolchain import files
+from toolchain import files, progress
 from toolchain.architecture import host_architecture
 from wheels.pip import download_pinned, for_target, run_pip
 
@@ -34,7 +34,7 @@ def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
     place = folder / f"tvm-ffi-tools-{key}"
     if not place.is_dir():
         words = ["install", "--no-deps", "--no-compile", *for_target(host_architecture(), suite)]
-        with files.replacing(place) as aside:
+        with progress.step(f"fetch {', '.join(pins)}"), files.replacing(place) as aside:
             run_pip([*words, "--target", aside, *pins], what=", ".join(pins), log=log, fix=_FIX)
     return place
 
