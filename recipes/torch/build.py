@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import json
 import re
@@ -234,7 +235,7 @@ class Builder:
         self, client: docker.DockerClient, image: str, image_id: str, plan: Plan, source: Source, log: Path
     ) -> None:
         self._client, self._image, self._plan, self._source, self.log = client, image, plan, source, log
-        self._cached, self._compilers = True, ""
+        self._cached = True
         config = plan.config
         # The image contains the compiler and its libraries, so each image has a separate tree.
         self.key = hashlib.sha256(f"{plan.key(source.identity)} {image_id}".encode()).hexdigest()
@@ -485,11 +486,10 @@ class Builder:
             raise self._disk_full(full[0])
         return said
 
-    @property
+    @functools.cached_property
     def _compiler_check(self) -> str:
-        """The result of ``compiler_check`` for the builder image, computed once."""
-        self._compilers = self._compilers or compiler_check(packages_in(self._client, self._image))
-        return self._compilers
+        """The result of ``compiler_check`` for the builder image."""
+        return compiler_check(packages_in(self._client, self._image))
 
     def _disk_full(self, words: str) -> DiskFull:
         return DiskFull(
