@@ -433,25 +433,6 @@ def test_the_recorded_trace_has_all_twenty_kernels(tool: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"traceEvents": [{"name": "without a phase"}]}',
-        '{"traceEvents": [{"ph": "X", "name": "n", "pid": 1, "tid": 1, "ts": 1}]}',
-        '{"traceEvents": [{"ph": "X", "name": "n", "pid": 1, "tid": 1, "ts": 1, "dur": -1}]}',
-        '{"traceEvents": [{"ph": "X", "name": "n", "ts": 1, "dur": 1}]}',
-    ],
-)
-def test_an_invalid_timeline_is_refused(tool: ModuleType, text: str, tmp_path: Path) -> None:
-    path = tmp_path / "timeline.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=r"timeline\.json (is not a trace|has an event without a valid time)"):
-        tool.kernels_of(path)
-
-
-@pytest.mark.parametrize(
     ("script", "said"),
     [
         ("", "nsys is not installed, so there is no report"),
