@@ -22,7 +22,7 @@ from flow import native_job
 from toolchain import files, process, progress
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
-from toolchain.errors import ChecksFailed, PlatformMismatch, SourceUnavailable, UserError, WheelUnusable
+from toolchain.errors import ChecksFailed, PlatformMismatch, UserError, WheelUnusable
 from wheels.pip import run_pip
 
 SUITE = ROOT / "tests" / "cuda" / "test_cuda_ops.py"
@@ -95,21 +95,12 @@ def other_torch(config: Config, version: str) -> Path:
     files.remove(folder)
     with progress.step(f"fetch torch {version}"):
         process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="run apt-get install python3-venv as root")
-
-        def unfound(name: str) -> SourceUnavailable:
-            return SourceUnavailable(
-                f"the package index does not have {name}",
-                expected="a torch release for this Python and machine",
-                found=f"none for Python {platform.python_version()} (full log: {log})",
-                fix="run pip index versions torch to list the releases, and pass one of them to --torch",
-            )
-
         try:
             run_pip(
                 ["install", "--quiet", f"torch=={version}", *tools],
-                what=f"torch {version}",
+                what=f"torch {version} for Python {platform.python_version()}",
                 log=log,
-                unfound=unfound,
+                fix="run pip index versions torch to list the releases, and pass one of them to --torch",
                 python=python,
                 limit_s=3600,
             )

@@ -58,7 +58,6 @@ from flow.steps import (
     native_qpu_ops,
     native_suite,
     qpu_ops,
-    qpulib,
     rootfs,
     rust,
     sbom,
@@ -86,9 +85,7 @@ def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
     modules = (
         *(mirror, tools, builder),
         *([dev] if with_dev else []),
-        *(torch, archives, torch_site, rootfs, base),
-        qpulib if config.qpu.library == "upstream" else libqpu,
-        qpu_ops,
+        *(torch, archives, torch_site, rootfs, base, libqpu, qpu_ops),
         *([companions] if config.image.companions else []),
         *([tvm_server] if config.remote.server_in_image else []),
         *([tvm_ffi] if config.remote.ffi_in_image else []),

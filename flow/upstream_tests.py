@@ -46,7 +46,7 @@ from recipes.recipe import HERE
 from recipes.torch import source as sources
 from toolchain import files, process, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, ChecksFailed, CommandFailed, CommandTimedOut, SourceUnavailable
+from toolchain.errors import ArtefactMissing, ChecksFailed, CommandFailed, CommandTimedOut
 from toolchain.jobs import compile_jobs
 from wheels.pip import run_pip
 
@@ -292,19 +292,11 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
 
     Raises NetworkUnreachable, SourceUnavailable, DiskFull or CommandFailed.
     """
-
-    def unfound(name: str) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"the package index does not have {name}",
-            expected=", ".join(pins),
-            found="no such version",
-            fix="check the index (pip config list) and the pins in recipes/torch/upstream.toml",
-        )
-
     what = "the packages of upstream's tests"
+    fix = "check the index (pip config list) and the pins in recipes/torch/upstream.toml"
     try:
         words = ["install", "--quiet", "--no-deps", f"--target={to}", *pins]
-        run_pip(words, what=what, log=log, unfound=unfound, limit_s=600)
+        run_pip(words, what=what, log=log, fix=fix, limit_s=600)
     except CommandFailed as fault:
         if full := files.full_disk(fault.tail, what, to.parent):
             raise full from fault

@@ -99,14 +99,12 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
 
     ``recipe`` is the recipe's key, which ``of_recipe`` looks up.
 
-    Raises ArtefactMissing for a missing file; ArtefactDamaged if a provenance statement lists other digests; otherwise
-    DiskFull.
+    Raises ArtefactDamaged if a provenance statement lists other digests, or DiskFull.
     """
     place = _place(config, name, key)
-    _require_all(paths)
     needed = sum(path.stat().st_size for path in paths)
     files.require_space(place.parent, (needed >> 20) + 1, f"the artefact {name}")
-    with _locked(config), files.scratch_folder(place.parent, name) as scratch:
+    with files.locked(_folder(config)), files.scratch_folder(place.parent, name) as scratch:
         aside = scratch / "entry"
         aside.mkdir()
         with files.room_for(f"the artefact {name}", place.parent):
@@ -397,16 +395,6 @@ def _place(config: Config, name: str, key: str) -> Path:
     return _folder(config) / name / key
 
 
-def _require_all(paths: Sequence[Path]) -> None:
-    if not paths or len({path.name for path in paths} - {MANIFEST}) != len(paths):
-        raise ValueError(f"files of an artefact must have different names: {[path.name for path in paths]}")
-    for path in paths:
-        if not path.is_file():
-            raise ArtefactMissing(
-                f"{path} no longer exists", expected="a finished file", found="none", fix="build it again"
-            )
-
-
 def _check_statement(made: Sequence[Artefact]) -> None:
     """Compare the digests in provenance statements (in-toto) with the files. Raises ArtefactDamaged."""
     there = {item.path.name: item.sha256 for item in made}
@@ -470,7 +458,7 @@ def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
     distinguishes the entry from one that another process has stored.
     """
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
-    with _locked(config):
+    with files.locked(_folder(config)):
         try:
             if not os.path.samestat(place.stat(), os.fstat(folder)):
                 return None
@@ -478,10 +466,3 @@ def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
             return None
         place.rename(aside)
     return aside
-
-
-@contextlib.contextmanager
-def _locked(config: Config) -> Iterator[None]:
-    """Lock the cache for the duration of a change."""
-    with files.locked(_folder(config)):
-        yield

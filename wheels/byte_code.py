@@ -54,24 +54,8 @@ def compile_tree(root: Path, tools: Path, suite: Suite, *, epoch: int) -> None:
     """
     for module in root.rglob("*.py"):
         os.utime(module, (epoch, epoch), follow_symlinks=False)
-    done = run(
-        [
-            "unshare",
-            "--mount",
-            "--propagation",
-            "private",
-            "--",
-            "sh",
-            "-euc",
-            _SCRIPT,
-            tools,
-            root,
-            suite.python,
-            _COMPILE,
-        ],
-        check=False,
-        limit_s=900,
-    )
+    program = ["unshare", "--mount", "--propagation", "private", "--", "sh", "-euc", _SCRIPT]
+    done = run([*program, tools, root, suite.python, _COMPILE], check=False, limit_s=900)
     modules = sum(1 for _ in root.rglob("*.py"))
     if modules and not any(root.rglob(f"*.{suite.python_tag.replace('cp', 'cpython-')}.pyc")):
         raise CommandFailed(

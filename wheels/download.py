@@ -13,9 +13,8 @@ from packaging.utils import canonicalize_name
 
 from images.flavour import Suite
 from toolchain.architecture import Architecture
-from toolchain.errors import SourceUnavailable, WheelUnusable
-from wheels import find as wheels
-from wheels.pip import run_pip
+from toolchain.errors import WheelUnusable
+from wheels.pip import for_target, run_pip
 
 
 def download(requirement: str, folder: Path, target: Architecture, suite: Suite, log: Path) -> Path:
@@ -23,19 +22,13 @@ def download(requirement: str, folder: Path, target: Architecture, suite: Suite,
 
     Raises SourceUnavailable if the index has no such wheel; otherwise NetworkUnreachable or CommandFailed.
     """
-
-    def unfound(missing: str) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"the package index has no wheel of {missing} for {suite.name} {target.debian}",
-            expected=f"a wheel for Python {suite.python} and {target.wheel_platform} or manylinux",
-            found="no such wheel",
-            fix="check the name and version, or pass the path of a wheel",
-        )
-
-    platforms = [f"--platform={name}" for name in wheels.platforms_for(target, suite)]
-    words = ["download", "--no-deps", "--only-binary=:all:", f"--python-version={suite.python}", *platforms]
     before = set(folder.glob("*.whl"))
-    run_pip([*words, f"--dest={folder}", requirement], what=requirement, log=log, unfound=unfound)
+    run_pip(
+        ["download", "--no-deps", *for_target(target, suite), f"--dest={folder}", requirement],
+        what=f"a wheel of {requirement} for {suite.name} {target.debian}",
+        log=log,
+        fix="check the name and version, or pass the path of a wheel",
+    )
     return next(iter(set(folder.glob("*.whl")) - before))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import lzma
+import re
 import shutil
 import tempfile
 import zipfile
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import ARMAttributesSection
 from installer import install
 from installer.destinations import SchemeDictionaryDestination
@@ -39,6 +42,8 @@ UNREADABLE = (
 )
 """The exceptions, in addition to OSError, that zipfile raises for damaged, encrypted or unsupported archives."""
 _MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM_X86_64", 64)}
+_TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+"""The attributes with the texts of pyelftools' dynamic tags."""
 
 
 _OLDEST_GLIBC = {"amd64": 5}
@@ -188,6 +193,33 @@ def arm_attributes(elf: ELFFile) -> dict[str, int]:
         for attribute in block.iter_attributes()
         if isinstance(attribute.value, int)
     }
+
+
+def needed_versions(elf: ELFFile) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the symbol versions of glibc and libstdc++ that a file requires, such as ("GLIBC", (2, 34))."""
+    for section in elf.iter_sections():
+        if not isinstance(section, GNUVerNeedSection):
+            continue
+        for _, needs in section.iter_versions():
+            for item in needs:
+                kind, _, version = item.name.partition("_")
+                if kind in ("GLIBC", "GLIBCXX") and re.fullmatch(r"[\d.]+", version):
+                    yield kind, tuple(map(int, version.split(".")))
+
+
+def dynamic(elf: ELFFile) -> tuple[list[str], list[str]]:
+    """Return the libraries that a file requires, and the paths (RPATH, RUNPATH) in which it searches for libraries."""
+    needed: list[str] = []
+    paths: list[str] = []
+    for section in elf.iter_sections():
+        if isinstance(section, DynamicSection):
+            for tag in section.iter_tags():
+                text = str(getattr(tag, _TEXTS.get(tag.entry.d_tag, ""), ""))
+                if tag.entry.d_tag == "DT_NEEDED":
+                    needed.append(text)
+                elif text:
+                    paths += [path for path in text.split(":") if path]
+    return needed, paths
 
 
 def unpack(wheel: Path, root: Path, suite: Suite) -> None:

@@ -1,16 +1,20 @@
-"""Run pip on this PC, and read its output."""
+"""Run pip on this PC, read its output, and download pinned files."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.proxies import SOCKS_FIX, SOCKS_MISSING
+from images.flavour import Suite
+from toolchain import files, progress
+from toolchain.architecture import Architecture
 from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable, UserError
 from toolchain.process import run
+from wheels import find as wheels
 
 _UNREACHABLE = re.compile(
     r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeoutError|ProxyError|SSLError|CERTIFICATE_VERIFY"
@@ -81,16 +85,17 @@ def run_pip(
     *,
     what: str,
     log: Path,
-    unfound: Callable[[str], UserError],
+    fix: str,
+    missing: type[UserError] = SourceUnavailable,
     python: str | Path = sys.executable,
     environment: Mapping[str, str] | None = None,
     limit_s: float = 1800.0,
 ) -> None:
     """Run ``python -m pip WORDS`` without prompts; ``what`` names the download in error messages.
 
-    ``unfound`` returns the error for a requirement that no file in the index satisfies. Raises the error from
-    ``unfound``, SourceUnavailable for a file whose SHA-256 is not the required one, NetworkUnreachable, or
-    CommandFailed with the last lines of pip's output.
+    Raises ``missing``, with this ``fix``, for a requirement that no file in the index satisfies; SourceUnavailable for
+    a file whose SHA-256 is not the required one; NetworkUnreachable; or CommandFailed with the last lines of pip's
+    output.
     """
     try:
         run(
@@ -116,7 +121,12 @@ def run_pip(
                 fix="check the network, https_proxy and pip.conf, then run the task again",
             ) from fault
         if output.name:
-            raise unfound(output.name + output.specifier) from fault
+            raise missing(
+                f"the package index does not have {output.name}{output.specifier}",
+                expected=what,
+                found=f"no such version, or none for this platform (complete log: {log})",
+                fix=fix,
+            ) from fault
         if other := _OTHER_BYTES.search(fault.tail):
             raise SourceUnavailable(
                 f"the package index has a different file named {what}",
@@ -125,3 +135,48 @@ def run_pip(
                 fix="find out why the file differs before you change the pin",
             ) from fault
         raise
+
+
+def for_target(target: Architecture, suite: Suite) -> list[str]:
+    """Return pip's options that permit only wheels for a target."""
+    platforms = [f"--platform={name}" for name in wheels.platforms_for(target, suite)]
+    return ["--only-binary=:all:", "--implementation=cp", f"--python-version={suite.python}", *platforms]
+
+
+def download_pinned(
+    name: str,
+    version: str,
+    sha256: str,
+    place: Path,
+    *,
+    words: Sequence[str],
+    log: Path,
+    fix: str,
+    environment: Mapping[str, str] | None = None,
+) -> Path:
+    """Return the file ``place`` with this SHA-256; download it unless it is already there.
+
+    ``words`` are pip's options for this file. Raises DiskFull, or the same exceptions as ``run_pip``; SourceUnavailable
+    if an existing file is not the pinned one.
+    """
+    if not place.is_file():
+        with (
+            files.room_for(place.name, place.parent),
+            files.scratch_folder(place.parent, name) as scratch,
+            progress.step(f"fetch {name} {version}"),
+        ):
+            wanted = scratch / "wanted.txt"
+            wanted.write_text(f"{name}=={version} --hash=sha256:{sha256}\n")
+            options = ("--no-deps", "--no-cache-dir", "--require-hashes", f"--requirement={wanted}")
+            argv = ["download", *options, f"--dest={scratch}", *words]
+            run_pip(argv, what=f"{name} {version}", log=log, fix=fix, environment=environment)
+            (scratch / place.name).replace(place)
+    found = files.sha256_of(place)
+    if found != sha256:
+        raise SourceUnavailable(
+            f"{place} is not the pinned file",
+            expected=f"SHA-256 {sha256}",
+            found=found,
+            fix=f"delete {place} and run the task again",
+        )
+    return place

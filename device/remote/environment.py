@@ -81,13 +81,11 @@ def _installed(config: Config, name: str, pins: tuple[str, ...], needed_mib: int
 
 
 def _install(pins: tuple[str, ...], site: Path, log: Path) -> None:
-    def not_found(name: str) -> WheelUnusable:
-        return WheelUnusable(
-            f"{pins[0]} cannot be installed",
-            expected=f"a {name} wheel for this machine's Python {sys.version.split()[0]}",
-            found="none in the package index",
-            fix="run the task on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch publish wheels",
-        )
-
-    words = ["install", "--no-deps", "--only-binary=:all:"]
-    run_pip([*words, "--target", site, *pins], what=", ".join(pins), log=log, unfound=not_found, limit_s=_LIMIT_S)
+    run_pip(
+        ["install", "--no-deps", "--only-binary=:all:", "--target", site, *pins],
+        what=f"{pins[0]} for Python {sys.version.split()[0]}",
+        log=log,
+        fix="run the task on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch publish wheels",
+        missing=WheelUnusable,
+        limit_s=_LIMIT_S,
+    )

@@ -36,9 +36,8 @@ def step(context: Context) -> Step:
         folder = context.config.build_root / "sources"
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("")
-        with progress.step(f"fetch {data.settings['distribution']} {data.settings['version']}"):
-            tools = source.tools(data, context.suite, folder, log)
-            archive = source.obtain(data, tools, folder, log)
+        tools = source.tools(data, context.suite, folder, log)
+        archive = source.obtain(data, tools, folder, log)
         with files.scratch_folder(context.root / "work", "tvm-ffi") as scratch:
             reference = context.config.image_reference("tvm-ffi-builder")
             made = build.build(

@@ -15,14 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from elftools.elf.dynamic import DynamicSection, DynamicTag
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
-from packaging.utils import parse_wheel_filename
-from packaging.version import Version
 
 from toolchain.architecture import Architecture
-from toolchain.errors import PlatformMismatch, WheelUnusable
+from toolchain.errors import WheelUnusable
 from wheels import find as wheels
 
 LIBRARY = "cuda_ops/libcuda_ops.so"
@@ -57,10 +53,9 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
     """Check a wheel against the requested architectures; return its contents.
 
     Raises PlatformMismatch for a wheel for another architecture. Raises WheelUnusable if the wheel is damaged, requires
-    a specific Python or uncommon libraries, or does not contain exactly the requested GPU code.
+    uncommon libraries, or does not contain exactly the requested GPU code.
     """
     wheels.audit(wheel, target)
-    _check_tag(wheel, target)
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".so")]
         if names != [LIBRARY]:
@@ -75,7 +70,7 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
     foreign = [name for name in found.needs if name != "libtorch.so" and not name.startswith(SYSTEM_LIBRARIES)]
     if foreign or "libtorch.so" not in found.needs:
         raise _unusable(wheel, "only libtorch.so and libraries that every system has", ", ".join(found.needs))
-    if paths := _search_paths(elf):
+    if paths := wheels.dynamic(elf)[1]:
         raise _unusable(wheel, "no search path for libraries", ", ".join(paths))
     return found
 
@@ -83,13 +78,16 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
 def contents(elf: ELFFile) -> Contents:
     """Return the contents and requirements of a library."""
     section = elf.get_section_by_name(".nv_fatbin")
+    newest: dict[str, tuple[int, ...]] = {"GLIBC": (0,), "GLIBCXX": (0,)}
+    for kind, version in wheels.needed_versions(elf):
+        newest[kind] = max(newest[kind], version)
     code = set(gpu_code(section.data())) if section is not None else set()
     return Contents(
         machine_code=tuple(sorted((name for kind, name in code if kind == _MACHINE_CODE), key=int)),
         ptx=tuple(sorted((name for kind, name in code if kind == _PTX), key=int)),
-        needs=tuple(sorted(str(vars(tag)["needed"]) for tag in _tags(elf, "DT_NEEDED"))),
-        glibc=str(max(_versions(elf, "GLIBC_2", "GLIBC_"), default=Version("0"))),
-        libstdcxx=str(max(_versions(elf, "GLIBCXX_3", "GLIBCXX_"), default=Version("0"))),
+        needs=tuple(sorted(wheels.dynamic(elf)[0])),
+        glibc=".".join(map(str, newest["GLIBC"])),
+        libstdcxx=".".join(map(str, newest["GLIBCXX"])),
     )
 
 
@@ -112,38 +110,6 @@ def gpu_code(fatbin: bytes) -> Iterator[tuple[int, str]]:
                 break
             entry += entry_header + entry_size
         at = end
-
-
-def _versions(elf: ELFFile, start: str, prefix: str) -> Iterator[Version]:
-    section = elf.get_section_by_name(".gnu.version_r")
-    if isinstance(section, GNUVerNeedSection):
-        for _, auxiliaries in section.iter_versions():
-            for item in auxiliaries:
-                if item.name.startswith(start):
-                    yield Version(item.name.removeprefix(prefix))
-
-
-def _search_paths(elf: ELFFile) -> list[str]:
-    return [str(tag.entry.d_tag) for kind in ("DT_RPATH", "DT_RUNPATH") for tag in _tags(elf, kind)]
-
-
-def _tags(elf: ELFFile, kind: str) -> Iterator[DynamicTag]:
-    section = elf.get_section_by_name(".dynamic")
-    if isinstance(section, DynamicSection):
-        yield from section.iter_tags(kind)
-
-
-def _check_tag(wheel: Path, target: Architecture) -> None:
-    (tag,) = parse_wheel_filename(wheel.name)[3]
-    if tag.platform != target.wheel_platform:
-        raise PlatformMismatch(
-            f"{wheel.name} is built for another architecture",
-            expected=target.wheel_platform,
-            found=tag.platform,
-            fix="run ./inv build-cuda-wheel again",
-        )
-    if (tag.interpreter, tag.abi) != ("py3", "none"):
-        raise _unusable(wheel, "the tag py3-none (any Python 3)", f"{tag.interpreter}-{tag.abi}")
 
 
 def _unusable(wheel: Path, expected: str, found: str) -> WheelUnusable:

@@ -127,20 +127,12 @@ def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> Non
     files.require_space(folder.parent, 600, "CUDA's compiler")
     with files.scratch_folder(folder.parent, folder.name) as scratch, progress.step(f"fetch {' '.join(packages)}"):
         made = scratch / "made"
-
-        def unfound(name: str) -> NetworkUnreachable:
-            return NetworkUnreachable(
-                "CUDA's compiler cannot be fetched",
-                expected=f"{name} from the package index",
-                found="no such package for this platform",
-                fix="set another index in pip.conf, or set cuda.toolkit to the folder of a toolkit",
-            )
-
         run_pip(
             ["install", "--quiet", "--no-deps", "--no-compile", f"--target={made}", *options, *packages],
             what="CUDA's compiler",
             log=folder.parent / "pip.log",
-            unfound=unfound,
+            fix="set another index in pip.conf, or set cuda.toolkit to the folder of a toolkit",
+            missing=NetworkUnreachable,
             limit_s=_LIMIT_S,
         )
         files.remove(folder)

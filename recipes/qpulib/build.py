@@ -11,28 +11,21 @@ are recompiled.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker
-
-from engine.containers import run_in
-from engine.proxies import build_environment
 from recipes.cmake import compile_options
+from recipes.git import fetch, git
+from recipes.library import STAGE, TREE, Build
 from recipes.recipe import Recipe
-from recipes.register import register
 from toolchain import files, process
-from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import CommandFailed, SourceUnavailable
 from toolchain.jobs import compile_jobs
 
 FETCHED = "pitorch-fetched"
 """The file in ``.git`` that marks checkouts created by this module. Only these are replaced when the pin changes."""
-
-_FETCH_LIMIT_S = 900.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +53,6 @@ class Checkout:
     folder: Path
     commit: str
     warning: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """The paths in the commands, which are mount points in the container."""
-
-    recipe: str
-    source: str
-    tree: str
-    stage: str
 
 
 def pin(recipe: Recipe) -> str:
@@ -103,7 +86,7 @@ def obtain(recipe: Recipe, config: Config) -> Checkout:
         if config.qpu.upstream_source:
             raise _unavailable(recipe, folder, "the folder in qpu.upstream_source does not exist")
         _fetch(recipe, folder)
-    elif (folder / ".git" / FETCHED).is_file() and _git(folder, "rev-parse", "HEAD") != pin(recipe):
+    elif (folder / ".git" / FETCHED).is_file() and git(folder, "rev-parse", "HEAD") != pin(recipe):
         _fetch(recipe, folder)
     return verify(recipe, folder)
 
@@ -120,10 +103,10 @@ def verify(recipe: Recipe, folder: Path) -> Checkout:
             f"upstream QPULib in {folder} is not a git tree, so the commit ({pin(recipe)[:12]}) cannot be verified"
         )
         return Checkout(folder, "", warning)
-    found = _git(folder, "rev-parse", "HEAD")
+    found = git(folder, "rev-parse", "HEAD")
     if found != pin(recipe):
         raise _unavailable(recipe, folder, f"{folder} is at commit {found}")
-    if changed := _git(folder, "status", "--porcelain", "--untracked-files=all"):
+    if changed := git(folder, "status", "--porcelain", "--untracked-files=all"):
         names = ", ".join(line.split(maxsplit=1)[1] for line in changed.splitlines()[:5])
         raise _unavailable(recipe, folder, f"changed files in {folder}: {names}")
     return Checkout(folder, found)
@@ -143,103 +126,47 @@ def _unavailable(recipe: Recipe, folder: Path, found: str) -> SourceUnavailable:
     )
 
 
-def _git(folder: Path, *words: str) -> str:
-    # The checkout may belong to another user. If it is not a git tree, git must not use this repository instead.
-    safe = ("-c", f"safe.directory={folder.resolve()}")
-    done = process.run(
-        ["git", *safe, "-C", folder, *words],
-        env={
-            **build_environment(),
-            "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent),
-            "GIT_TERMINAL_PROMPT": "0",
-            "LC_ALL": "C",
-        },
-        merge_stderr=False,
-        limit_s=_FETCH_LIMIT_S,
-    )
-    return done.output.strip()
-
-
 def _fetch(recipe: Recipe, folder: Path) -> None:
     """Fetch only the pinned commit, and then replace ``folder``."""
     process.require_program("git", "to fetch upstream QPULib")
     url, commit = recipe.settings["url"], pin(recipe)
     with files.scratch_folder(folder.parent, folder.name) as scratch:
         aside = scratch / "checkout"
-        aside.mkdir()
-        stalled = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60")
         try:
-            _git(aside, "init", "--quiet")
-            _git(aside, *stalled, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
-            _git(aside, "-c", "core.autocrlf=false", "checkout", "--quiet", "--detach", "FETCH_HEAD")
+            fetch(url, commit, aside)
         except CommandFailed as fault:
-            said = [line for line in fault.tail.splitlines() if line.strip()]
-            raise _unavailable(recipe, folder, said[-1] if said else fault.found) from fault
+            raise _unavailable(recipe, folder, fault.found) from fault
         verify(recipe, aside)
         (aside / ".git" / FETCHED).write_text(f"{url} {commit}\n")
         files.remove(folder)
         aside.rename(folder)
 
 
-def commands(places: Places, variant: Variant, *, jobs: int, options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def commands(
+    variant: Variant, *, recipe: str, source: str, tree: str, stage: str, jobs: int, options: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
     """Return the commands that configure, compile and install. ``options`` is the result of ``compile_options``."""
     configure = (
-        *("cmake", "-S", places.recipe, "-B", places.tree, "-G", "Ninja", *options),
+        *("cmake", "-S", recipe, "-B", tree, "-G", "Ninja", *options),
         "-DCMAKE_BUILD_TYPE=",
-        f"-DQPULIB_SOURCE={places.source}",
+        f"-DQPULIB_SOURCE={source}",
         f"-DQPULIB_MODE={variant.mode}",
         f"-DQPULIB_DEBUG={'ON' if variant.debug else 'OFF'}",
     )
     strip = () if variant.debug else ("--strip",)
-    install = ("env", f"DESTDIR={places.stage}", "cmake", "--install", places.tree, *strip)
-    return configure, ("cmake", "--build", places.tree, "--parallel", str(jobs), "--verbose"), install
+    install = ("env", f"DESTDIR={stage}", "cmake", "--install", tree, *strip)
+    return configure, ("cmake", "--build", tree, "--parallel", str(jobs), "--verbose"), install
 
 
-def build(
-    client: docker.DockerClient,
-    builder: str,
-    builder_id: str,
-    recipe: Recipe,
-    checkout: Checkout,
-    config: Config,
-    tar: Path,
-    log: Path,
-    *,
-    cross: bool = True,
-) -> None:
-    """Compile QPULib in an image, and pack the files for the target root into ``tar``.
-
-    With ``cross``, ``builder`` is an image for this PC that contains the cross compiler; otherwise, it is an image for
-    the target. Raises CommandFailed with the last lines of the compiler's output.
-    """
-    variant = Variant.of(config)
-    work = config.target_root / "work" / f"qpulib-{builder_id.removeprefix('sha256:')[:12]}"
-    tree, stage = work / f"tree-{variant.label}", work / f"stage-{variant.label}"
-    files.remove(stage)
-    stage.mkdir(parents=True)
-    tree.mkdir(exist_ok=True)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_text("")
-    places = Places(recipe="/usr/src/recipe", source="/usr/src/qpulib", tree="/usr/src/build", stage="/usr/src/stage")
+def plan(recipe: Recipe, checkout: Checkout, config: Config, *, cross: bool) -> Build:
+    """Return how QPULib is configured, compiled and installed."""
+    variant, home, source = Variant.of(config), "/usr/src/recipe", "/usr/src/qpulib"
     options = compile_options(config.image.target, recipe.settings["prefix"], cross=cross)
-    lines = [shlex.join(argv) for argv in commands(places, variant, jobs=compile_jobs(config.build), options=options)]
-    lines.append(f"chown -R {work.stat().st_uid}:{work.stat().st_gid} {places.stage} {places.tree}")
-    run_in(
-        client,
-        builder,
-        ["sh", "-euc", " && ".join(lines)],
-        architecture=host_architecture() if cross else config.image.target,
-        binds=[
-            f"{recipe.folder}:{places.recipe}:ro",
-            f"{checkout.folder.resolve()}:{places.source}:ro",
-            f"{tree}:{places.tree}:rw",
-            f"{stage}:{places.stage}:rw",
-        ],
-        environment={"SOURCE_DATE_EPOCH": str(config.image.source_date_epoch)},
-        log=log,
+    jobs = compile_jobs(config.build)
+    return Build(
+        cross=cross,
+        commands=commands(variant, recipe=home, source=source, tree=TREE, stage=STAGE, jobs=jobs, options=options),
+        sources={home: recipe.folder, source: checkout.folder},
+        label=f"-{variant.label}",
         fix="read the compiler's messages above; the source code is upstream's, not this project's",
     )
-    installed = stage / recipe.settings["prefix"].removeprefix("/")
-    recipe.require_outputs(installed)
-    register(stage, installed, recipe.settings["prefix"])
-    files.pack(stage, tar, epoch=config.image.source_date_epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.gnuversions import GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 from packaging.utils import parse_wheel_filename
 
@@ -26,7 +24,6 @@ GOAL_MB = 60
 _OF_PYTHON = ("Py", "_Py")
 _BUILD_PATHS = (b"/usr/src/torch", b"/usr/src/recipe")
 """The paths of the build tree and the recipe in the builder's container."""
-_KINDS = ("GLIBC", "GLIBCXX")
 _ARCHITECTURES = {10: "ARMv7", 6: "ARMv6", 14: "ARMv8"}
 """The values of Tag_CPU_arch (ARM IHI 0045, 3.3.5.2) that compilers use for the A profile."""
 _ADVANCED_SIMD = "TAG_ADVANCED_SIMD_ARCH"
@@ -37,7 +34,6 @@ _FP_OF_ARMHF = ("VFPv2", "VFPv3-D16")
 _FP_OF_NEON = (*_FP_OF_ARMHF, "VFPv3", "VFPv4", "VFPv4-D16")
 _KERNELS = "torch/lib/libtorch_cpu.so"
 _FIX = "correct the recipe in recipes/torch, and run ./inv build-torch to build the wheel again"
-_TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,6 @@ def examine(
             sums.defined |= _defined_symbols(ELFFile(stream))
     with zipfile.ZipFile(wheel) as archive:
         inside = {PurePosixPath(name).name for name in archive.namelist()} | {path.name for path in extends}
-    with zipfile.ZipFile(wheel) as archive:
         for name, content in wheels.elf_members(archive):
             sums.count += 1
             _examine(name, ELFFile(content), inside, sums, flags if target.debian == "armhf" else None)
@@ -102,7 +97,7 @@ def examine(
     ]
     limits = {"GLIBC": suite.glibc, "GLIBCXX": suite.glibcxx}
     for kind, found in sorted(sums.newest.items()):
-        if found > _numbers(limits[kind]):
+        if found > tuple(map(int, limits[kind].split("."))):
             sums.faults.append(f"it requires {kind}_{'.'.join(map(str, found))}, and {suite.name} has {limits[kind]}")
     if sums.faults:
         raise WheelUnusable(
@@ -144,13 +139,13 @@ def examine_stripped(
 
 
 def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str | None) -> None:
-    if flags is not None and not PurePosixPath(name).name.startswith(_detecting_libraries()):
+    if flags is not None and not PurePosixPath(name).name.startswith(_prefixes("detecting_libraries")):
         sums.faults += [f"{name}: {fault}" for fault in _cpu_faults(elf, flags, kernels=name.endswith(_KERNELS))]
     _note_symbols(name, elf, sums)
-    for kind, version in _needed_versions(elf):
+    for kind, version in wheels.needed_versions(elf):
         sums.newest[kind] = max(sums.newest.get(kind, ()), version)
-    needed, paths = _dynamic(elf)
-    unknown = [item for item in needed if item not in inside and not item.startswith(system_libraries())]
+    needed, paths = wheels.dynamic(elf)
+    unknown = [item for item in needed if item not in inside and not item.startswith(_prefixes("system_libraries"))]
     sums.faults += [f"{name} requires {item}, which a minimal system does not have" for item in unknown]
     for path in paths:
         folder = PurePosixPath(name).parent
@@ -192,17 +187,8 @@ def _defined_symbols(elf: ELFFile) -> set[str]:
     return {names[start : names.index(b"\0", start)].decode() for start, section in entries if section}
 
 
-def system_libraries() -> tuple[str, ...]:
-    """Return the name prefixes of libraries that every system has."""
-    return _prefixes("system_libraries")
-
-
-def _detecting_libraries() -> tuple[str, ...]:
-    """Return the name prefixes of libraries that select their code for the CPU at run time."""
-    return _prefixes("detecting_libraries")
-
-
 def _prefixes(setting: str) -> tuple[str, ...]:
+    """Return name prefixes of libraries from the recipe, which describes its lists of prefixes."""
     return tuple(str(load("torch").tables["wheel"][setting]).split())
 
 
@@ -222,35 +208,6 @@ def _cpu_faults(elf: ELFFile, flags: str, *, kernels: bool) -> Iterator[str]:
         name = _FP.get(unit, f"floating-point unit {unit}")
         if name not in (_FP_OF_NEON if "neon" in flags else _FP_OF_ARMHF):
             yield f"it uses {name}, which some CPUs of the variant do not have"
-
-
-def _needed_versions(elf: ELFFile) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for section in elf.iter_sections():
-        if not isinstance(section, GNUVerNeedSection):
-            continue
-        for _, needs in section.iter_versions():
-            for item in needs:
-                kind, _, version = item.name.partition("_")
-                if kind in _KINDS and re.fullmatch(r"[\d.]+", version):
-                    yield kind, _numbers(version)
-
-
-def _dynamic(elf: ELFFile) -> tuple[Sequence[str], Sequence[str]]:
-    needed: list[str] = []
-    paths: list[str] = []
-    for section in elf.iter_sections():
-        if isinstance(section, DynamicSection):
-            for tag in section.iter_tags():
-                text = str(getattr(tag, _TEXTS.get(tag.entry.d_tag, ""), ""))
-                if tag.entry.d_tag == "DT_NEEDED":
-                    needed.append(text)
-                elif text:
-                    paths += [path for path in text.split(":") if path]
-    return needed, paths
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
 
 
 def _holds(stream: IO[bytes], wanted: Sequence[bytes]) -> bool:

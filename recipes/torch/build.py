@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import json
 import re
@@ -234,7 +235,7 @@ class Builder:
         self, client: docker.DockerClient, image: str, image_id: str, plan: Plan, source: Source, log: Path
     ) -> None:
         self._client, self._image, self._plan, self._source, self.log = client, image, plan, source, log
-        self._cached, self._compilers = True, ""
+        self._cached = True
         config = plan.config
         # The image contains the compiler and its libraries, so each image has a separate tree.
         self.key = hashlib.sha256(f"{plan.key(source.identity)} {image_id}".encode()).hexdigest()
@@ -455,6 +456,7 @@ class Builder:
         full: list[str] = []
         killed: list[str] = []
         before = memory_kills()
+        fix = f"read the compiler's messages above or in {self.log}; run the task again to continue from here"
 
         def watch(line: str) -> None:
             if files.NO_ROOM.search(line):
@@ -466,7 +468,26 @@ class Builder:
 
         try:
             with files.least_room(self.home) as least:
-                said = self._run_in(argv, environment or {}, watch, check=check, patience_s=patience_s)
+                said = run_in(
+                    self._client,
+                    self._image,
+                    argv,
+                    architecture=host_architecture(),
+                    binds=[
+                        f"{self._plan.recipe.folder}:/usr/src/recipe:ro",
+                        f"{self._source.folder}:/usr/src/source:ro",
+                        f"{self.home}:{_HOME}:rw",
+                        f"{self.cache}:/usr/src/ccache:rw",
+                    ],
+                    environment={**self._plan.environment, **self._ccache, **(environment or {})},
+                    workdir=_HOME,
+                    limit_s=_LIMIT_S,
+                    log=self.log,
+                    on_line=watch,
+                    check=check,
+                    patience_s=patience_s,
+                    fix=fix,
+                ).output
         except CommandFailed as fault:
             # The callback does not get an unterminated last line.
             full += [line.strip() for line in fault.tail.splitlines() if files.NO_ROOM.search(line)]
@@ -486,10 +507,20 @@ class Builder:
         return said
 
     @property
+    def _ccache(self) -> dict[str, str]:
+        """The environment variables for ccache."""
+        return {
+            "CCACHE_DIR": "/usr/src/ccache",
+            "CCACHE_DEPEND": "1",  # the compiler lists the headers that it reads, so nothing is preprocessed twice
+            "CCACHE_MAXSIZE": "10G",
+            "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime",
+            **({"CCACHE_COMPILERCHECK": self._compiler_check} if self._cached else {"CCACHE_DISABLE": "1"}),
+        }
+
+    @functools.cached_property
     def _compiler_check(self) -> str:
-        """The result of ``compiler_check`` for the builder image, computed once."""
-        self._compilers = self._compilers or compiler_check(packages_in(self._client, self._image))
-        return self._compilers
+        """The result of ``compiler_check`` for the builder image."""
+        return compiler_check(packages_in(self._client, self._image))
 
     def _disk_full(self, words: str) -> DiskFull:
         return DiskFull(
@@ -509,44 +540,6 @@ class Builder:
             fix="run INVOKE_BUILD_JOBS=1 ./inv build-torch, or stop other programs and run the task again; it "
             "continues from here",
         )
-
-    def _run_in(
-        self,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
-        on_line: Callable[[str], None],
-        *,
-        check: bool,
-        patience_s: float,
-    ) -> str:
-        return run_in(
-            self._client,
-            self._image,
-            argv,
-            architecture=host_architecture(),
-            binds=[
-                f"{self._plan.recipe.folder}:/usr/src/recipe:ro",
-                f"{self._source.folder}:/usr/src/source:ro",
-                f"{self.home}:{_HOME}:rw",
-                f"{self.cache}:/usr/src/ccache:rw",
-            ],
-            environment={
-                **self._plan.environment,
-                "CCACHE_DIR": "/usr/src/ccache",
-                "CCACHE_DEPEND": "1",  # the compiler lists the headers that it reads, so nothing is preprocessed twice
-                "CCACHE_MAXSIZE": "10G",
-                "CCACHE_SLOPPINESS": "pch_defines,time_macros,include_file_mtime,include_file_ctime",
-                **({"CCACHE_COMPILERCHECK": self._compiler_check} if self._cached else {"CCACHE_DISABLE": "1"}),
-                **environment,
-            },
-            workdir=_HOME,
-            limit_s=_LIMIT_S,
-            log=self.log,
-            on_line=on_line,
-            check=check,
-            patience_s=patience_s,
-            fix=f"read the compiler's messages above or in {self.log}; run the task again to continue from here",
-        ).output
 
 
 def overridden(given: Mapping[str, str], cache: str, said: str) -> dict[str, str]:

@@ -13,13 +13,10 @@ from pathlib import Path
 from packaging.utils import parse_wheel_filename
 
 from images.flavour import load_suite
-from toolchain import files, progress
 from toolchain.config import Config
-from toolchain.errors import SourceUnavailable
-from wheels.pip import run_pip
+from wheels.pip import download_pinned, for_target
 
 _DATA = Path(__file__).with_name("published.toml")
-_LIMIT_S = 1800.0
 _OTHER_PLACE = "or put a wheel for the target into a wheelhouse (torch.wheelhouse)"
 
 
@@ -61,47 +58,12 @@ def obtain(pin: Pin, config: Config) -> Path:
     Raises NetworkUnreachable, or SourceUnavailable if the index lacks the wheel or the wheel's SHA-256 is not the
     pinned one.
     """
-    wheel = place(pin, config)
-    if not wheel.is_file():
-        with (
-            files.room_for(pin.file, config.build_root),
-            files.scratch_folder(wheel.parent, pin.name) as scratch,
-            progress.step(f"fetch {pin}"),
-        ):
-            _download(pin, config, scratch)
-            (scratch / pin.file).replace(wheel)
-    found = files.sha256_of(wheel)
-    if found != pin.sha256:
-        raise SourceUnavailable(
-            f"{wheel} is not the pinned wheel",
-            expected=f"SHA-256 {pin.sha256}",
-            found=found,
-            fix="delete the file and run the task again",
-        )
-    return wheel
-
-
-def _download(pin: Pin, config: Config, folder: Path) -> None:
-    wanted = folder / "wanted.txt"
-    wanted.write_text(f"{pin.name}=={pin.version} --hash=sha256:{pin.sha256}\n")
-    platform = pin.file.removesuffix(".whl").rpartition("-")[2]
-
-    def unfound(name: str) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"the package index does not have {pin}",
-            expected=pin.file,
-            found=f"no {name} for this platform and Python",
-            fix=f"configure an index that has the wheel (pip config list prints the current index), {_OTHER_PLACE}",
-        )
-
-    run_pip(
-        [
-            *("download", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--implementation=cp"),
-            *(f"--python-version={load_suite(config.image.suite).python}", f"--platform={platform}"),
-            *("--require-hashes", f"--dest={folder}", f"--requirement={wanted}"),
-        ],
-        what=str(pin),
+    return download_pinned(
+        pin.name,
+        pin.version,
+        pin.sha256,
+        place(pin, config),
+        words=for_target(config.image.target, load_suite(config.image.suite)),
         log=config.target_root / "logs" / "published.log",
-        unfound=unfound,
-        limit_s=_LIMIT_S,
+        fix=f"configure an index that has the wheel (pip config list prints the current index), {_OTHER_PLACE}",
     )

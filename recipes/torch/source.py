@@ -11,14 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.proxies import build_environment
 from images import apt
 from images.flavour import Suite
+from recipes.git import fetch, git
 from recipes.recipe import Recipe
 from toolchain import files, process, progress
 from toolchain.errors import CommandFailed, SourceUnavailable
 
-_FETCH_LIMIT_S = 3600.0
 _OTHERS = "status --porcelain --untracked-files=normal --ignored"
 """The git arguments that list all files outside the commit, including ignored ones, which would be copied too."""
 _OTHERS_WITHIN = f'found=$(git {_OTHERS}) && test -z "$found" || echo "$displaypath: $found"'
@@ -163,35 +162,21 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
     url, tag, commit = table["url"], table["tag"], table["commit"]
     place = folder / f"pytorch-{tag}"
     process.require_program("git", "to fetch torch's source")
-    environment = {**build_environment(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-
-    def git(at: Path, *words: str) -> str:
-        # The checkout and its submodules may belong to another user.
-        argv = ["git", "-c", "safe.directory=*", "-C", str(at), *words]
-        done = process.run(argv, env=environment, merge_stderr=False, limit_s=_FETCH_LIMIT_S, log=log)
-        return done.output.strip()
-
     if not place.is_dir():
         with files.scratch_folder(folder, "pytorch") as scratch:
             aside = scratch / "pytorch"
-            aside.mkdir()
-            stalled = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60")
             try:
-                git(aside, "init", "--quiet")
-                git(aside, *stalled, "fetch", "--quiet", "--depth=1", "--no-tags", url, f"refs/tags/{tag}")
-                git(aside, "checkout", "--quiet", "--detach", "FETCH_HEAD")
-                git(aside, *stalled, "submodule", "update", "--quiet", "--init", "--recursive", "--depth=1")
+                fetch(url, f"refs/tags/{tag}", aside, submodules=True, log=log)
             except CommandFailed as fault:
-                said = [line for line in fault.tail.splitlines() if line.strip()]
                 raise SourceUnavailable(
                     "torch's source cannot be fetched from upstream",
                     expected=f"{url} at {tag}, with its submodules",
-                    found=said[-1] if said else fault.found,
+                    found=fault.found,
                     fix="connect to the network (if this machine needs a proxy, set https_proxy or all_proxy), or use "
                     "the default, --source=archive, which needs only the distribution's mirror",
                 ) from fault
             aside.rename(place)
-    found = git(place, "rev-parse", "HEAD")
+    found = git(place, "rev-parse", "HEAD", log=log)
     if found != commit:
         raise SourceUnavailable(
             f"upstream's {tag} is not the commit that the recipe pins",
@@ -199,9 +184,10 @@ def _git(recipe: Recipe, folder: Path, log: Path) -> Source:
             found=found,
             fix=f"find out why upstream moved the tag; then delete {place} and run the task again",
         )
-    changed = git(place, *_OTHERS.split(), "--ignore-submodules=none").splitlines()
-    changed += [line for line in git(place, "submodule", "status", "--recursive").splitlines() if line[0] in "-+U"]
-    changed += git(place, "submodule", "--quiet", "foreach", "--recursive", _OTHERS_WITHIN).splitlines()
+    changed = git(place, *_OTHERS.split(), "--ignore-submodules=none", log=log).splitlines()
+    submodules = git(place, "submodule", "status", "--recursive", log=log).splitlines()
+    changed += [line for line in submodules if line[0] in "-+U"]
+    changed += git(place, "submodule", "--quiet", "foreach", "--recursive", _OTHERS_WITHIN, log=log).splitlines()
     if changed:
         raise SourceUnavailable(
             f"{place} differs from upstream's {tag}",

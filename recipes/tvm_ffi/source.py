@@ -7,18 +7,15 @@ pinned; pip verifies it, and it is verified again before each use.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from images.flavour import Suite
 from recipes.recipe import Recipe
-from toolchain import files
+from toolchain import files, progress
 from toolchain.architecture import host_architecture
-from toolchain.errors import SourceUnavailable
-from wheels import find as wheels
-from wheels.pip import run_pip
+from wheels.pip import download_pinned, for_target, run_pip
 
-_LIMIT_S = 1800.0
+_FIX = "check the index (pip config list) and the pins in recipes/tvm_ffi/recipe.toml"
 
 
 def identity(recipe: Recipe) -> str:
@@ -36,11 +33,9 @@ def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
     key = hashlib.sha256("\n".join([*pins, suite.python]).encode()).hexdigest()[:12]
     place = folder / f"tvm-ffi-tools-{key}"
     if not place.is_dir():
-        platforms = [f"--platform={name}" for name in wheels.platforms_for(host_architecture(), suite)]
-        words = ["install", "--no-deps", "--no-compile", "--only-binary=:all:", "--implementation=cp"]
-        words += [f"--python-version={suite.python}", *platforms]
-        with files.replacing(place) as aside:
-            _pip([*words, "--target", str(aside), *pins], log, ", ".join(pins))
+        words = ["install", "--no-deps", "--no-compile", *for_target(host_architecture(), suite)]
+        with progress.step(f"fetch {', '.join(pins)}"), files.replacing(place) as aside:
+            run_pip([*words, "--target", aside, *pins], what=", ".join(pins), log=log, fix=_FIX)
     return place
 
 
@@ -51,48 +46,14 @@ def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
     pinned one.
     """
     name, version, digest = (recipe.settings[key] for key in ("distribution", "version", "sha256"))
-    place = folder / f"{name.replace('-', '_')}-{version}.tar.gz"
-    if not place.is_file():
-        with files.scratch_folder(folder, "tvm-ffi") as scratch:
-            wanted = scratch / "wanted.txt"
-            wanted.write_text(f"{name}=={version} --hash=sha256:{digest}\n")
-            words = ["download", "--no-deps", "--no-cache-dir", f"--no-binary={name}", "--no-build-isolation"]
-            # pip reads the archive's metadata. With these two settings, this requires no compiler, CMake or other
-            # package.
-            environment = {"PYTHONPATH": str(backend.resolve()), "SKBUILD_WHEEL_CMAKE": "false"}
-            words += ["--require-hashes", "--dest", str(scratch), "--requirement", str(wanted)]
-            _pip(words, log, f"{name}=={version}", environment)
-            fetched = scratch / place.name
-            if not fetched.is_file():
-                raise SourceUnavailable(
-                    f"the package index does not have a source archive of {name} {version}",
-                    expected=place.name,
-                    found=", ".join(sorted(path.name for path in scratch.iterdir() if path != wanted)) or "nothing",
-                    fix=f"read {log}, and check the index (pip config list)",
-                )
-            fetched.replace(place)
-    found = files.sha256_of(place)
-    if found != digest:
-        raise _mismatch(recipe, found, f"delete {place} and run the task again")
-    return place
-
-
-def _pip(words: Sequence[str], log: Path, what: str, environment: Mapping[str, str] | None = None) -> None:
-    def unfound(name: str) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"the package index does not have {name}",
-            expected=what,
-            found="no such version, or none for this platform",
-            fix="check the index (pip config list) and the pins in recipes/tvm_ffi/recipe.toml",
-        )
-
-    run_pip(words, what=what, log=log, unfound=unfound, environment=environment, limit_s=_LIMIT_S)
-
-
-def _mismatch(recipe: Recipe, found: str, fix: str) -> SourceUnavailable:
-    return SourceUnavailable(
-        f"the source of {recipe.settings['distribution']} is not the one that the recipe pins",
-        expected=f"SHA-256 {recipe.settings['sha256']}",
-        found=found,
-        fix=fix,
+    return download_pinned(
+        name,
+        version,
+        digest,
+        folder / f"{name.replace('-', '_')}-{version}.tar.gz",
+        words=[f"--no-binary={name}", "--no-build-isolation"],
+        log=log,
+        fix=_FIX,
+        # pip reads the archive's metadata. With these two settings, this requires no compiler, CMake or other package.
+        environment={"PYTHONPATH": str(backend.resolve()), "SKBUILD_WHEEL_CMAKE": "false"},
     )

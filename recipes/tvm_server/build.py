@@ -16,8 +16,7 @@ from toolchain import files
 from toolchain.architecture import Architecture
 from toolchain.config import ROOT
 from toolchain.errors import CommandFailed, WheelUnusable
-from wheels import find as wheels
-from wheels.pip import run_pip
+from wheels.pip import for_target, run_pip
 
 GROUP = "remote"
 SERVER = Path(__file__).with_name("board_server.py")
@@ -62,17 +61,11 @@ def check(client: docker.DockerClient, reference: str, target: Architecture, log
 
 
 def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
-    platforms = [f"--platform={name}" for name in wheels.platforms_for(target, suite)]
-    words = ["install", "--no-deps", "--only-binary=:all:", "--no-compile", "--implementation=cp"]
-    words += [f"--python-version={suite.python}", *platforms]
-
-    def unfound(name: str) -> WheelUnusable:
-        return WheelUnusable(
-            f"TVM's server cannot be installed into an image for {target.debian}",
-            expected=f"a wheel of {name} for Python {suite.python} on {target.wheel_platform.removeprefix('linux_')}",
-            found="none in the package index",
-            fix="set remote.server_in_image to false; boards without the server run kernels in the loader "
-            "(docs/remote.md)",
-        )
-
-    run_pip([*words, "--target", site, *pins()], what=", ".join(pins()), log=log, unfound=unfound, limit_s=_LIMIT_S)
+    run_pip(
+        ["install", "--no-deps", "--no-compile", *for_target(target, suite), "--target", site, *pins()],
+        what=f"TVM's server for {suite.name} {target.debian}",
+        log=log,
+        fix="set remote.server_in_image to false; boards without the server run kernels in the loader (docs/remote.md)",
+        missing=WheelUnusable,
+        limit_s=_LIMIT_S,
+    )

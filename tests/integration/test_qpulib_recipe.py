@@ -27,6 +27,7 @@ from elftools.elf.elffile import ELFFile
 from engine import containers
 from flow import main_job, pipelines
 from flow.context import Context
+from recipes import library as libraries
 from recipes.qpulib import build as qpulib
 from recipes.qpulib.build import Checkout, Variant
 from recipes.recipe import Recipe, load
@@ -378,10 +379,11 @@ def made(checkout: Checkout, work: Path, mode: str = "emulation", *, debug: bool
     variant, recipe = Variant(mode=mode, debug=debug), load("qpulib")
     tree, stage = work / f"tree-{variant.label}", work / f"stage-{variant.label}"
     files.remove(stage)
-    places = qpulib.Places(recipe=str(recipe.folder), source=str(checkout.folder), tree=str(tree), stage=str(stage))
+    places = {"recipe": recipe.folder, "source": checkout.folder, "tree": tree, "stage": stage}
+    paths = {name: str(path) for name, path in places.items()}
     prefix = recipe.settings["prefix"]
     options = (f"-DCMAKE_INSTALL_PREFIX={prefix}", "-DCMAKE_INSTALL_LIBDIR=lib")
-    for argv in qpulib.commands(places, variant, jobs=2, options=options):
+    for argv in qpulib.commands(variant, **paths, jobs=2, options=options):
         process.run(argv, log=log)
     installed = stage / prefix.removeprefix("/")
     recipe.require_outputs(installed)
@@ -591,16 +593,9 @@ def test_cross_compiled_qpulib_loads_in_the_image(
     tar = tmp_path / "libqpu.tar"
     source = qpulib.obtain(recipe, config)
     for _ in range(2):
-        qpulib.build(
-            client,
-            builder["reference"],
-            builder["image"],
-            recipe,
-            source,
-            config,
-            tar,
-            tmp_path / "logs" / "libqpu.log",
-        )
+        plan = qpulib.plan(recipe, source, config, cross=True)
+        log = tmp_path / "logs" / "libqpu.log"
+        libraries.build(client, builder["reference"], builder["image"], recipe, plan, config, tar, log)
     assert compiled((tmp_path / "logs/libqpu.log").read_text()) == set(), "the second build must not compile anything"
     stage = tmp_path / "stage"
     stage.mkdir()

@@ -24,10 +24,8 @@ DECLARED = {"torch-wheel"}
 
 def all_pipelines() -> Iterator[Pipeline]:
     in_image = {"server_in_image": True, "ffi_in_image": True}
-    for settings in ({"qpu": {"library": "upstream"}}, {"remote": in_image}):
-        config = load_config(settings)
-        with Context(config) as context:
-            yield pipelines.main_job(context, with_workbench=True)
+    with Context(load_config({"remote": in_image})) as context:
+        yield pipelines.main_job(context, with_workbench=True)
     with Context(load_config({})) as context:
         yield pipelines.torch_job(context)
         yield pipelines.tvm_ffi_job(context)
@@ -157,8 +155,6 @@ def test_every_form_of_import_is_followed(
     assert list(closure.digests("package.first")) == sorted([*found, "package/first.py"])
 
 
-@pytest.mark.parametrize(
-    "step", ["builder", "torch_site", "libqpu", "qpulib", "qpu_ops", "companions", "tvm_server", "tvm_ffi"]
-)
+@pytest.mark.parametrize("step", ["builder", "torch_site", "libqpu", "qpu_ops", "companions", "tvm_server", "tvm_ffi"])
 def test_steps_that_pack_a_tar_depend_on_toolchain_files(step: str) -> None:
     assert "toolchain/files.py" in closure.digests(f"flow.steps.{step}")

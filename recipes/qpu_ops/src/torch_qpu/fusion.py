@@ -16,6 +16,7 @@ Numbers may be computed from sizes, such as the divisor of a mean.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torch_qpu.checked import unless_checked
+from torch_qpu import _C
 
 MOST_ARRAYS, MOST_NUMBERS, MOST_OUTPUTS = 4, 6, 3
 """The limits of one kernel, which are the same as in chains.h."""
@@ -246,6 +247,16 @@ def fuse(module: GraphModule) -> GraphModule:
     return module
 
 
+def unless_checked(graph: GraphModule) -> Callable[..., Any]:
+    """Return a function that runs the graph fused, or unfused while operands are checked for Inf and NaN.
+
+    ``check_finite`` cannot check a fused kernel's intermediate values.
+    """
+    plain = GraphModule(graph, copy.deepcopy(graph.graph))
+    fused = fuse(graph)
+    return lambda *arguments: (plain if _C.is_finite_only() else fused).forward(*arguments)
+
+
 def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """Compile a graph for torch.compile, which calls this function as its backend."""
     from functorch.compile import make_boxed_func
@@ -253,7 +264,7 @@ def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callab
     from torch._dynamo.backends.common import aot_autograd
 
     def compile_one(graph: GraphModule, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
-        return make_boxed_func(unless_checked(graph, fuse))  # type: ignore[no-any-return]
+        return make_boxed_func(unless_checked(graph))  # type: ignore[no-any-return]
 
     decompositions = get_decompositions([aten.silu_backward, aten.gelu, aten.gelu_backward, aten.softplus])
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compile_one, decompositions=decompositions)(module, inputs)
