@@ -148,7 +148,6 @@ def prepare(
             "memory_mib": config.device.memory_mib,
             "cpus": config.device.cpus,
             "boot_timeout_s": config.device.boot_timeout_s,
-            "extra_arguments": "",
         }
         options["private_network"] = True
         user, address, port = "root", "127.0.0.1", 22

@@ -32,11 +32,6 @@ class Test:
     seconds: float
     text: str = ""
 
-    @property
-    def name(self) -> str:
-        """The test's name without its file."""
-        return self.nodeid.partition("::")[2]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Record:

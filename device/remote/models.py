@@ -312,7 +312,7 @@ def _compiled(
         "target": dict(target.tvm),
         "linker": str(linker),
         "library": str(library),
-        "address": address.as_json() if address is not None else None,
+        "address": vars(address) if address is not None else None,
         **vars(timing),
         "queue_limit_s": config.remote.queue_limit_s,
         "session_limit_s": config.remote.session_limit_s,

@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -278,7 +279,7 @@ class _Job:
             "target": dict(self.target.tvm),
             "linker": str(linker),
             "library": str(self.library),
-            "address": address.as_json() if address is not None else None,
+            "address": vars(address) if address is not None else None,
             **vars(self.timing),
             "queue_limit_s": self.config.remote.queue_limit_s,
             "session_limit_s": self.config.remote.session_limit_s,
@@ -423,7 +424,7 @@ def run_worker(
     """
     run = _WorkerRun(facts)
     done = process.run(
-        environment.command(module),
+        [sys.executable, "-m", module],
         env={**environment.variables, "TMPDIR": str(scratch)},
         stdin=json.dumps(request).encode(),
         on_line=run.handle_line,

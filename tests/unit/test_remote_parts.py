@@ -107,7 +107,6 @@ def test_every_invalid_board_of_the_configuration_is_reported() -> None:
 
 
 def test_targets_use_the_table_of_architectures() -> None:
-    assert set(targets.names()) == {"local", "aarch64", "armv7", "opencl", "qpu"}
     assert targets.load("aarch64").architecture == ARCHITECTURES["arm64"]
     assert targets.load("aarch64").linker("") == "aarch64-linux-gnu-g++"
     assert targets.load("armv7").linker("") == "arm-linux-gnueabihf-g++"
