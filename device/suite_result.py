@@ -60,71 +60,27 @@ class SuiteResult:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Paths:
     """The files that a run writes."""
 
-    folder: Path
-
-    @property
-    def junit(self) -> Path:
-        """The results as JUnit XML."""
-        return self.folder / "junit.xml"
-
-    @property
-    def evidence(self) -> Path:
-        """The evidence file."""
-        return self.folder / "evidence.json"
-
-    @property
-    def report(self) -> Path:
-        """The HTML report."""
-        return self.folder / "index.html"
-
-    @property
-    def console(self) -> Path:
-        """The output of the serial console."""
-        return self.folder / "console.log"
-
-    @property
-    def events(self) -> Path:
-        """The board's events during the last runs (toolchain.board_events)."""
-        return self.folder / "events.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """The output of the suite on the board."""
-        return self.folder / "suite.log"
-
-    @property
-    def record(self) -> Path:
-        """The lines that the board sent."""
-        return self.folder / "record.jsonl"
-
-    @property
-    def environment(self) -> Path:
-        """The labgrid environment that describes the board."""
-        return self.folder / "environment.yaml"
-
-    @property
-    def checksums(self) -> Path:
-        """The files that the run deployed to the board's tree, as input for ``sha256sum --check``."""
-        return self.folder / "deployed.sha256"
-
-    @property
-    def lock(self) -> Path:
-        """The file that a run locks."""
-        return self.folder / ".lock"
+    def __init__(self, *, folder: Path) -> None:
+        self.folder = folder
+        self.junit = folder / "junit.xml"
+        self.evidence = folder / "evidence.json"
+        self.report = folder / "index.html"
+        self.results = (self.junit, self.evidence, self.report)  # replaced together
+        self.console = folder / "console.log"  # the output of the serial console
+        self.events = folder / "events.jsonl"  # the board's events during the last runs (toolchain.board_events)
+        self.log = folder / "suite.log"  # the output of the suite on the board
+        self.record = folder / "record.jsonl"  # the lines that the board sent
+        self.environment = folder / "environment.yaml"  # the labgrid environment that describes the board
+        self.checksums = folder / "deployed.sha256"  # the files deployed to the board, for sha256sum --check
+        self.lock = folder / ".lock"
 
     @property
     def staging(self) -> Paths:
         """The folder for the results of a run in progress."""
         return Paths(folder=self.folder / ".results")
-
-    @property
-    def results(self) -> tuple[Path, ...]:
-        """The result files, which a run replaces together."""
-        return self.junit, self.evidence, self.report
 
 
 def label_junit(path: Path, document: Mapping[str, Any]) -> None:
