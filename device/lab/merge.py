@@ -11,9 +11,9 @@ import datetime
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from device import report
@@ -59,18 +59,15 @@ class Outcome:
     @classmethod
     def of(cls, board: str, paths: Paths, error: str, files: tuple[str, ...] = (), turn: int = 1) -> Outcome:
         """The outcome of a run that has just ended, whether or not it wrote evidence."""
+        made = cls(board=board, paths=paths, error=error, files=files, turn=turn)
         if not paths.evidence.is_file():
-            return cls(board=board, paths=paths, error=error, files=files, turn=turn)
+            return made
         content = paths.evidence.read_bytes()
-        return cls(
-            board=board,
-            paths=paths,
-            error=error,
+        return replace(
+            made,
             document=json.loads(content),
             evidence_sha256=hashlib.sha256(content).hexdigest(),
             suites=tuple(ElementTree.parse(paths.junit).getroot().iter("testsuite")),  # noqa: S314 - a file of this program
-            files=files,
-            turn=turn,
         )
 
     @property
@@ -144,21 +141,13 @@ def folder_of(board: str, turn: int) -> str:
     return board if turn == 1 else f"{board}/turn{turn}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TestRow:
+class Row(NamedTuple):
     """One test, with its outcome on each board (None where it did not run)."""
-
-    __test__ = False
 
     nodeid: str
     cells: tuple[Mapping[str, Any] | None, ...]
     differs: bool
     """Whether the outcome differs between boards."""
-
-    @property
-    def bad(self) -> bool:
-        """Whether the test failed on any board."""
-        return any(cell and cell["outcome"] in _BAD for cell in self.cells)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +215,7 @@ def _counted(results: Mapping[str, Any]) -> str:
     return ", ".join(f"{results[name]} {name}" for name in _COUNTS)
 
 
-def rows(outcomes: Sequence[Outcome]) -> list[TestRow]:
+def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """All tests: first those whose results differ between boards, then those that failed, then all others.
 
     Boards on which the suite did not run are ignored. If each board ran only a part of the suite, the boards' results
@@ -238,8 +227,10 @@ def rows(outcomes: Sequence[Outcome]) -> list[TestRow]:
     for name in dict.fromkeys(name for item in tests for name in item):
         cells = tuple(item.get(name) for item in tests)
         results = {cell["outcome"] if cell else None for cell in cells}
-        found.append(TestRow(nodeid=name, cells=cells, differs=not sharded and len(results) > 1))
-    return sorted(found, key=lambda row: (not row.differs, not row.bad))
+        found.append(Row(name, cells, differs=not sharded and len(results) > 1))
+    return sorted(
+        found, key=lambda row: (not row.differs, not any(cell and cell["outcome"] in _BAD for cell in row.cells))
+    )
 
 
 def write(config: Config, outcomes: Sequence[Outcome], folder: Path) -> Merged:
