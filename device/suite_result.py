@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from device import chain, report
-from device.record import Record
+from device.record import COUNTS, Record, counted
 from toolchain import files
 from toolchain.errors import ChainBroken, DeviceTestsFailed, UserError
 
@@ -48,8 +48,7 @@ class SuiteResult:
 
     def summary(self) -> str:
         """Return the text that the task prints."""
-        counts = f"{self.passed} passed, {self.failed} failed, {self.errors} errors, {self.skipped} skipped"
-        lines = [f"device suite: {counts} in {self.seconds:.0f} s", f"    ran on:   {self.label}"]
+        lines = [f"device suite: {counted(vars(self))} in {self.seconds:.0f} s", f"    ran on:   {self.label}"]
         if self.without:
             lines.append(f"    WITHOUT:  {', '.join(self.without)} (not in the image, so not tested)")
         if self.left_out:
@@ -115,12 +114,8 @@ def label_junit(path: Path, document: Mapping[str, Any]) -> None:
 
 def result_of(document: Mapping[str, Any], paths: Paths, seconds: float) -> SuiteResult:
     """Return the result of a run from its evidence."""
-    counted = document["results"]
     return SuiteResult(
-        passed=counted["passed"],
-        failed=counted["failed"],
-        errors=counted["errors"],
-        skipped=counted["skipped"],
+        **{name: document["results"][name] for name in COUNTS},
         seconds=seconds,
         execution=document["device"]["execution"],
         label=report.execution_label(document),
@@ -146,10 +141,9 @@ def error_of(result: SuiteResult, record: Record) -> UserError:
             f"the suite again; {result.report} lists every link",
         )
     named = ", ".join(test.nodeid for test in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-    counts = f"{result.passed} passed, {result.failed} failed, {result.errors} errors, {result.skipped} skipped"
     return DeviceTestsFailed(
         "the device suite did not pass" if bad else "no test of the device suite ran",
         expected="every test to pass, or to be skipped for a stated reason",
-        found=f"{counts}" + (f": {named}" if named else ""),
+        found=counted(vars(result)) + (f": {named}" if named else ""),
         fix=f"open {result.report}, which contains the text of each failure",
     )

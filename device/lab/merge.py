@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from device import report
-from device.record import BOARD_LOST, PYTEST_ENDED
+from device.record import BOARD_LOST, COUNTS, PYTEST_ENDED, counted
 from device.suite_result import Paths
 from toolchain import files, templates
 from toolchain.config import Config
@@ -26,7 +26,6 @@ from toolchain.errors import DeviceTestsFailed
 _TEMPLATE = Path(__file__).resolve().parent.parent / "templates" / "lab.html.j2"
 _BAD = ("failed", "error")
 _NOT_RUN = (BOARD_LOST, PYTEST_ENDED)
-_COUNTS = ("passed", "failed", "errors", "skipped")
 _SHOWN = 10
 """The maximum number of tests without a result that a message lists."""
 _COLOURS = 8
@@ -83,17 +82,17 @@ class Outcome:
     @property
     def reason(self) -> str:
         """The first line of the error; empty if a test failed or ended with an error."""
-        counted = self.counts
-        return "" if counted["failed"] or counted["errors"] else self.error.partition("\n")[0]
+        counts = self.counts
+        return "" if counts["failed"] or counts["errors"] else self.error.partition("\n")[0]
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of tests for each result, without tests that were moved to other boards."""
         results = self.document.get("results", {})
-        counted = {name: int(results.get(name, 0)) for name in _COUNTS}
+        counts = {name: int(results.get(name, 0)) for name in COUNTS}
         if self.document and self.moved:
-            counted["errors"] -= len(self.without_result)
-        return counted
+            counts["errors"] -= len(self.without_result)
+        return counts
 
     @property
     def tests(self) -> dict[str, Mapping[str, Any]]:
@@ -165,7 +164,7 @@ class Merged:
     @property
     def counts(self) -> dict[str, int]:
         """The number of tests for each result, summed over all boards."""
-        return {name: sum(outcome.counts[name] for outcome in self.outcomes) for name in _COUNTS}
+        return {name: sum(outcome.counts[name] for outcome in self.outcomes) for name in COUNTS}
 
     @property
     def boards(self) -> int:
@@ -182,7 +181,7 @@ class Merged:
         found = []
         for outcome in self.outcomes:
             if outcome.document:
-                text = _counted(outcome.counts) + (f" ({outcome.reason})" if outcome.reason else "")
+                text = counted(outcome.counts) + (f" ({outcome.reason})" if outcome.reason else "")
             else:
                 text = f"did not run: {outcome.reason}"
             if outcome.files and (missing := outcome.without_result):
@@ -196,7 +195,7 @@ class Merged:
         """The task's output."""
         title = f"device suite on {self.boards} boards"
         if self.sharded:
-            title = f"device suite, split between {self.boards} boards: {_counted(self.counts)}"
+            title = f"device suite, split between {self.boards} boards: {counted(self.counts)}"
         lines = [title, *(f"    {line}" for line in self.lines())]
         lines += [f"    report:   {self.paths.report}", f"    evidence: {self.paths.evidence}"]
         return "\n".join([*lines, f"    JUnit:    {self.paths.junit}"])
@@ -209,10 +208,6 @@ class Merged:
             found="; ".join(self.lines()),
             fix=f"open {self.paths.report}; each board's report is in {self.paths.folder}/NAME",
         )
-
-
-def _counted(results: Mapping[str, Any]) -> str:
-    return ", ".join(f"{results[name]} {name}" for name in _COUNTS)
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
