@@ -293,8 +293,8 @@ class _Job:
 
     def qpu_library(self) -> tuple[Path, str, list[Path]]:
         """Compile a C++ kernel with libqpu."""
-        built = qpu_kernel.build(self.config, self.target, self.address, self.path, self.library)
-        return built.library, "-", list(built.folders)
+        folders = qpu_kernel.build(self.config, self.target, self.address, self.path, self.library)
+        return self.library, "-", folders
 
     def by_loader(self, compiled: tuple[Path, str, list[Path]]) -> Profile:
         """Send the library to the loader on the board, then run, check and time the kernel."""
