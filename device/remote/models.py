@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from rich.table import Table
 
 from device.remote import comparing, eager, loader_session, model_compiling, profiling, targets
 from device.remote import environment as environments
@@ -153,14 +152,9 @@ class ModelProfile:
     def print(self) -> None:
         """Print the tables on stdout."""
         console = progress.make_console()
-        table = _table(f"{self.model} on {self.device}", show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for row in self.rows():
-            table.add_row(*row)
-        console.print(table)
+        console.print(profiling.table_of_results(f"{self.model} on {self.device}", self.rows()))
         if rows := self.comparison():
-            table = _table("TVM and eager PyTorch on the same board")
+            table = profiling.table("TVM and eager PyTorch on the same board")
             for name in rows[0]:
                 table.add_column(name, overflow="fold")
             for cells in rows[1:]:
@@ -171,7 +165,7 @@ class ModelProfile:
         if not self.operators:
             console.print(NO_OPERATORS)
             return
-        table = _table("operators")
+        table = profiling.table("operators")
         table.add_column("operator", overflow="fold")
         table.add_column("time", justify="right", no_wrap=True)
         table.add_column("share", justify="right", no_wrap=True)
@@ -190,10 +184,6 @@ class ModelProfile:
         """The measurement as an HTML page without external resources."""
         facts = {"done": self, "text": profiling.seconds_text, "no_operators": NO_OPERATORS}
         return templates.render(_TEMPLATE, facts, trim_blocks=True, html=True)
-
-
-def _table(title: str, *, show_header: bool = True) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", show_header=show_header)
 
 
 def profile(
@@ -251,13 +241,7 @@ def profile(
         )
         if export is not None:
             _write(export, library, inputs, expected)
-    foreign = wanted.name != "local"
     emulated = address.kind == "emulator" and wanted.architecture != host_architecture()
-    note = ""
-    if emulated:
-        note = "timed under emulation; not measured on hardware"
-    elif foreign and not facts["model"].startswith("Raspberry Pi"):
-        note = "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"
     return ModelProfile(
         model=facts["name"],
         inputs=tuple(f"{item.dtype} {'×'.join(map(str, item.shape))}" for item in inputs),
@@ -275,7 +259,7 @@ def profile(
         eager=in_torch,
         emulated=emulated,
         work_area_bytes=facts["work_area_bytes"],
-        note=note,
+        note=profiling.note_of(emulated=emulated, foreign=wanted.name != "local", board=facts["model"]),
     )
 
 

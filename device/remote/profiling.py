@@ -8,7 +8,7 @@ import shutil
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,10 +97,8 @@ class Profile:
             found.append(("build", self.build))
         if len(self.devices) > 1:
             found.append(("devices", "\n".join(self.devices)))
-        if self.emulated:
-            found.append(("note", "timed under emulation; not measured on hardware"))
-        elif self.foreign and not self.board.startswith("Raspberry Pi"):
-            found.append(("note", "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"))
+        if note := note_of(emulated=self.emulated, foreign=self.foreign, board=self.board):
+            found.append(("note", note))
         if self.model_s is not None:
             rate = f", {_rate(self.operations / self.model_s / 1e9)} GFLOPS" if self.operations and self.model_s else ""
             found.append(
@@ -110,14 +108,7 @@ class Profile:
 
     def print(self) -> None:
         """Print the table to stdout."""
-        table = Table(
-            title=f"{self.kernel} on {self.device}", title_justify="left", title_style="bold", show_header=False
-        )
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in self.rows():
-            table.add_row(name, value)
-        progress.make_console().print(table)
+        progress.make_console().print(table_of_results(f"{self.kernel} on {self.device}", self.rows()))
 
     def as_json(self) -> str:
         """The measurement as JSON."""
@@ -528,6 +519,30 @@ def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) 
         found=f"{value!r}; {facts['count']} of {facts['total']} elements differ",
         fix=fix if of_model else "correct the kernel, or define its TOLERANCE",
     )
+
+
+def table(title: str, *, show_header: bool = True) -> Table:
+    """An empty table with a title."""
+    return Table(title=title, title_justify="left", title_style="bold", show_header=show_header)
+
+
+def table_of_results(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """A table with these rows of names and values."""
+    made = table(title, show_header=False)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def note_of(*, emulated: bool, foreign: bool, board: str) -> str:
+    """A note on a measurement that may not have been made on hardware; empty if there is nothing to note."""
+    if emulated:
+        return "timed under emulation; not measured on hardware"
+    if foreign and not board.startswith("Raspberry Pi"):
+        return "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"
+    return ""
 
 
 def seconds_text(value: float) -> str:
