@@ -19,7 +19,7 @@ from device.remote.address import LOADER_KINDS, Address
 from device.remote.eager import Eager
 from device.remote.loader_session import SOURCE, Timing
 from device.remote.targets import Target
-from toolchain import files, process, progress, templates
+from toolchain import files, progress, templates
 from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import UserError
@@ -289,22 +289,10 @@ def _compiled(
     Returns the facts that the worker reported, and the library's path.
     """
     library = scratch / "libmodel.so"
-    linker = process.require_program(target.linker(config.remote.linker), f"to link models for {target.title}")
-    request = {
-        "model": reference,
-        "folder": str(folder),
-        "target": dict(target.tvm),
-        "linker": str(linker),
-        "library": str(library),
-        "address": vars(address) if address is not None else None,
-        **vars(timing),
-        "queue_limit_s": config.remote.queue_limit_s,
-        "session_limit_s": config.remote.session_limit_s,
-    }
-    facts: dict[str, Any] = {}
-    profiling.run_worker(
-        config, target, address, "device.remote.model_worker", request, facts,
-        environment=environment, scratch=scratch, name=reference,
+    common = profiling.request_of(config, target, address, library, timing, "models")
+    facts = profiling.run_worker(
+        config, target, address, "device.remote.model_worker",
+        {"model": reference, "folder": str(folder), **common}, environment=environment, scratch=scratch, name=reference,
     )  # fmt: skip
     return facts, library
 

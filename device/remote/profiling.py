@@ -261,22 +261,10 @@ class _Job:
 
     def _work(self, address: Address | None) -> None:
         environment = environments.ready(self.config)
-        linker = process.require_program(
-            self.target.linker(self.config.remote.linker), f"to link kernels for {self.target.title}"
-        )
-        request = {
-            "kernel": str(self.path),
-            "size": self.size,
-            "target": dict(self.target.tvm),
-            "linker": str(linker),
-            "library": str(self.library),
-            "address": vars(address) if address is not None else None,
-            **vars(self.timing),
-            "queue_limit_s": self.config.remote.queue_limit_s,
-            "session_limit_s": self.config.remote.session_limit_s,
-        }
-        run_worker(
-            self.config, self.target, address, "device.remote.rpc_worker", request, self.facts,
+        common = request_of(self.config, self.target, address, self.library, self.timing, "kernels")
+        self.facts = run_worker(
+            self.config, self.target, address, "device.remote.rpc_worker",
+            {"kernel": str(self.path), "size": self.size, **common},
             environment=environment, scratch=self.scratch, name=self.path.stem,
         )  # fmt: skip
 
@@ -317,10 +305,9 @@ class _Job:
         """The user's OpenCL file or, if there is none, the source that TVM generates."""
         if self.path.with_suffix(".cl").is_file() or not hasattr(kernel.source, "opencl_module"):
             return self._guarded(lambda: opencl.program(self.path, kernel))
-        made: dict[str, Any] = {}
-        run_worker(
+        made = run_worker(
             self.config, self.target, None, "device.remote.opencl_worker",
-            {"kernel": str(self.path), "size": self.size}, made,
+            {"kernel": str(self.path), "size": self.size},
             environment=environments.ready(self.config), scratch=self.scratch, name=self.path.stem,
         )  # fmt: skip
         return opencl.Program(
@@ -397,23 +384,38 @@ class _Job:
         )
 
 
+def request_of(
+    config: Config, target: Target, address: Address | None, library: Path, timing: Timing, linked: str
+) -> dict[str, Any]:
+    """The part of a request that is the same for kernels and models. Raises ProgramMissing if there is no linker."""
+    linker = process.require_program(target.linker(config.remote.linker), f"to link {linked} for {target.title}")
+    return {
+        "target": dict(target.tvm),
+        "linker": str(linker),
+        "library": str(library),
+        "address": vars(address) if address is not None else None,
+        **vars(timing),
+        "queue_limit_s": config.remote.queue_limit_s,
+        "session_limit_s": config.remote.session_limit_s,
+    }
+
+
 def run_worker(
     config: Config,
     target: Target,
     address: Address | None,
     module: str,
     request: Mapping[str, Any],
-    facts: dict[str, Any],
     *,
     environment: environments.TvmEnvironment,
     scratch: Path,
     name: str,
-) -> None:
-    """Run a worker with ``request`` and collect its results in ``facts``.
+) -> dict[str, Any]:
+    """Run a worker with ``request`` and return its results.
 
     ``name`` identifies the kernel or model in error messages.
     """
-    run = _WorkerRun(facts)
+    run = _WorkerRun()
     done = process.run(
         [sys.executable, "-m", module],
         env={**environment.variables, "TMPDIR": str(scratch)},
@@ -426,13 +428,14 @@ def run_worker(
     if done.returncode != 0:
         compiled = "model" if module.endswith("model_worker") else "kernel"
         raise _error_of_worker(run, done, config, target, name, address, compiled)
+    return run.facts
 
 
 class _WorkerRun:
     """The messages received from the worker so far."""
 
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
         self.stage = "start"
         self.limit_s = 0.0
 
