@@ -370,7 +370,7 @@ def _by_loader(
         found = [board.read(number, like) for number, like in zip(numbers[len(inputs) + 1 : -1], expected, strict=True)]
         wrong = comparing.first_mismatch(found, expected, facts["tolerances"])
         if wrong is not None:
-            raise profiling.mismatch(facts["name"], str(address), wrong, wrong["tolerance"])
+            raise profiling.mismatch("model", facts["name"], str(address), wrong)
         each = Timing(number=1, repeat=timing.number * timing.repeat, min_repeat_ms=0, warm_up=timing.warm_up)
         _, measured = board.time(each, numbers)
         rows = []

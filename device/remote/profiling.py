@@ -335,14 +335,10 @@ class _Job:
             backend = load(board)
             numbers = [board.array(item) for item in (*kernel.arrays, comparing.blank(kernel.expected))]
             model = board.run(numbers)
-            wrong = comparing.first_difference(
-                board.read(numbers[-1], kernel.expected),
-                kernel.expected,
-                relative=kernel.tolerance[0],
-                absolute=kernel.tolerance[1],
-            )
+            found = board.read(numbers[-1], kernel.expected)
+            wrong = comparing.first_mismatch([found], [kernel.expected], [kernel.tolerance])
             if wrong is not None:
-                raise mismatch(self.path.stem, str(self.address), vars(wrong), kernel.tolerance)
+                raise mismatch("kernel", self.path.stem, str(self.address), wrong)
             _, seconds = board.time(self.timing, numbers)
         facts = {"size": kernel.size, "shape": kernel.shape, "operations": kernel.operations}
         self.facts |= {**facts, "kernel": kernel.name}
@@ -477,7 +473,7 @@ def _error_of_worker(
     if done.returncode == reporting.FAULT_STATUS and "fault" in run.facts:
         facts = run.facts
         if facts["fault"] == "mismatch":
-            return mismatch(name, where, facts, facts["tolerance"])
+            return mismatch(compiled, name, where, facts)
         return faults.error_of(facts["fault"], facts["found"], **words)
     if done.returncode == -signal.SIGALRM:  # a stage exceeded its time limit
         if run.stage == "compile":
@@ -509,18 +505,20 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
     return "the board accepts the connection but does not respond: it is in another session, or its server has exited"
 
 
-def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
-    """The error for a wrong result: the first element that differs, and the number of elements that differ."""
+def mismatch(compiled: str, name: str, where: str, facts: Mapping[str, Any]) -> ResultMismatch:
+    """The error for a wrong result of a "kernel" or "model".
+
+    ``facts`` describes the first element that differs, as ``comparing.first_mismatch`` returns it.
+    """
     index = ", ".join(map(str, facts["index"]))
-    value = facts["value"] if "value" in facts else facts["found"]
-    of_model = "output" in facts
-    result = f"output {facts['output']}" if facts.get("outputs", 1) > 1 else "the result"
+    result = f"output {facts['output']}" if facts["outputs"] > 1 else "the result"
+    relative, absolute = facts["tolerance"]
     fix = "compare parts of the model to find the operator; docs/remote.md explains the tolerance"
     return ResultMismatch(
-        f"{result} of {kernel} on {where} differs from its reference: first at index [{index}]",
-        expected=f"{facts['expected']!r}, within {tolerance[0]:g} relative or {tolerance[1]:g} absolute",
-        found=f"{value!r}; {facts['count']} of {facts['total']} elements differ",
-        fix=fix if of_model else "correct the kernel, or define its TOLERANCE",
+        f"{result} of {name} on {where} differs from its reference: first at index [{index}]",
+        expected=f"{facts['expected']!r}, within {relative:g} relative or {absolute:g} absolute",
+        found=f"{facts['value']!r}; {facts['count']} of {facts['total']} elements differ",
+        fix=fix if compiled == "model" else "correct the kernel, or define its TOLERANCE",
     )
 
 
