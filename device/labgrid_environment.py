@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from device.suite_result import Paths
 from nfsroot import access, bare_system
 from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST, cpu_of
-from toolchain import files, process, progress, templates
+from toolchain import files, process, progress
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing
@@ -27,7 +29,10 @@ TIMING_BUDGET_S = 120.0
 
 LOGIN_LIMIT_S = 300.0
 
-_TEMPLATE = Path(__file__).resolve().parent / "templates" / "environment.yaml.j2"
+_HEADER = """\
+# labgrid environment, written by pitorch from invoke.yaml. Edit that file instead. To run the suite with this
+# environment: pytest --lg-env THIS_FILE tests/device
+"""
 
 DRIVERS: Mapping[str, str] = {
     "NetworkPowerPort": "NetworkPowerDriver",
@@ -93,26 +98,10 @@ def prepare(
     Raises ArtefactMissing if there is no exported tree, RootNeeded if the tree must be served, and the export's errors.
     """
     command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
-    served = host is None and place is None
-    if served:
+    if host is None and place is None:
         process.require_root("to serve the exported tree to the virtual machine", command)
     layout = Layout.of(config)
-    values: dict[str, Any] = {
-        "tree": "",
-        "architecture": config.image.architecture,
-        "machine": None,
-        "server_address": "127.0.0.1",
-        "server_port": 0,
-        "server_clients": ["127.0.0.1"],
-        "events": str(paths.events),
-        "server_log": str(paths.folder / "nfs-server.log"),
-        "second_folder": "",
-        "login_timeout_s": min(config.device.boot_timeout_s, LOGIN_LIMIT_S),
-        "key": "",
-        "known_hosts": "",
-        "place": place,
-        "console": str(paths.console),
-    }
+    events = str(paths.events)
     options: dict[str, Any] = {
         "architecture": config.image.architecture,
         "record": str(paths.record),
@@ -128,34 +117,42 @@ def prepare(
     if test_files:
         options["test_files"] = list(test_files)
     require_export(layout)
-    values["tree"] = str(layout.tree)
+    resources: dict[str, Any] = {
+        "ExportedTree": {"folder": str(layout.tree), "architecture": config.image.architecture}
+    }
+    drivers: dict[str, Any] = {}
     booted = layout
     if host is None and chroot:
         booted = _bare_system(config)
-        values["second_folder"] = str(booted.tree) if booted != layout else ""
+    login: dict[str, Any] = {"connection_timeout": min(config.device.boot_timeout_s, LOGIN_LIMIT_S)}
     if host is None or not chroot:
-        values["key"] = str(booted.client_key)
-        values["known_hosts"] = str(access.pin(booted.known_hosts, paths.folder / "known_hosts"))
-    user = address = ""
-    port = 0
+        known_hosts = access.pin(booted.known_hosts, paths.folder / "known_hosts")
+        login |= {"keyfile": str(booted.client_key), "known_hosts": str(known_hosts)}
+    server = {"log": str(paths.folder / "nfs-server.log"), "events": events}
     if place is not None:
         options["coordinator_address"] = place.coordinator
+        resources["RemotePlace"] = {"name": place.name}
+        drivers |= {driver: {} for driver in place.drivers}
+        if place.has_console:
+            drivers["ConsoleRecorder"] = {"console": str(paths.console), "events": events}
     elif host is None:
-        values["machine"] = {
+        resources["NetworkService"] = {"address": "127.0.0.1", "port": 22, "username": "root"}
+        drivers["TreeServerDriver"] = {**server, "second_folder": str(booted.tree) if booted != layout else ""}
+        drivers["VirtualBoardDriver"] = {
             "console": str(paths.console),
+            "events": events,
             "init": config.device.init,
             "cpu": cpu_of(config.image.architecture, config.device.cpu),
             "memory_mib": config.device.memory_mib,
             "cpus": config.device.cpus,
             "boot_timeout_s": config.device.boot_timeout_s,
-            "extra_arguments": "",
         }
         options["private_network"] = True
-        user, address, port = "root", "127.0.0.1", 22
         if chroot:
             options |= {"chroot": "served", "chroot_address": HOST_SEEN_FROM_GUEST}
     else:
         user, address, port = access.parse_host(host)
+        resources["NetworkService"] = {"address": address, "port": port, "username": user}
         if chroot:
             this_host = server_address(config)
             if _accepts_connections(this_host, config.nfs.port):
@@ -164,15 +161,17 @@ def prepare(
                 options["chroot_port"] = config.nfs.port
             else:
                 process.require_root("to serve the exported tree to the board", command)
-                served = True
-                values |= {
-                    "server_address": this_host,
-                    "server_port": config.nfs.port,
-                    "server_clients": [str(subnet_of(config)), *_addresses(address)],
-                }
+                allowed = " ".join([str(subnet_of(config)), *_addresses(address)])
+                where = {"address": this_host, "port": config.nfs.port, "allowed": allowed}
+                drivers["TreeServerDriver"] = {**server, **where}
                 options |= {"chroot": "served", "chroot_address": this_host}
-    values |= {"served": served, "user": user, "address": address, "port": port, "options": options}
-    files.write_text_atomically(paths.environment, templates.render(_TEMPLATE, values, trim_blocks=True))
+    drivers |= {"PinnedSSHDriver": login, "BoardStrategy": {"events": events}}
+    described = {
+        "imports": ["device.target", "device.strategy"],
+        "targets": {"main": {"resources": resources, "drivers": drivers}},
+        "options": options,
+    }
+    files.write_text_atomically(paths.environment, _HEADER + yaml.safe_dump(described, sort_keys=False))
 
 
 def _bare_system(config: Config) -> Layout:

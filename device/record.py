@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+COUNTS = ("passed", "failed", "errors", "skipped")
+"""The names under which the outcomes of tests are counted."""
+
 COUNT_PREFIX = "tests on the board:"
 """The prefix of the line with the number of collected tests."""
 
@@ -31,11 +34,6 @@ class Test:
     outcome: str
     seconds: float
     text: str = ""
-
-    @property
-    def name(self) -> str:
-        """The test's name without its file."""
-        return self.nodeid.partition("::")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +92,12 @@ def _events(path: Path) -> Iterable[dict[str, Any]]:
 def count(tests: Sequence[Test]) -> dict[str, int]:
     """Return the number of tests by outcome."""
     ended = [test.outcome for test in tests]
-    return {
-        "passed": ended.count("passed"),
-        "failed": ended.count("failed"),
-        "errors": ended.count("error"),
-        "skipped": ended.count("skipped"),
-    }
+    return {name: ended.count("error" if name == "errors" else name) for name in COUNTS}
+
+
+def counted(numbers: Mapping[str, Any]) -> str:
+    """Return the number of tests by outcome as a string."""
+    return ", ".join(f"{numbers[name]} {name}" for name in COUNTS)
 
 
 def missing_components(tests: Sequence[Test]) -> list[str]:

@@ -52,9 +52,9 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
     events: Path | None = attr.ib(default=None, converter=attr.converters.optional(Path))
 
     @never_retry  # type: ignore[untyped-decorator]
-    def transition(self, status: Status | str) -> None:
+    def transition(self, status: str) -> None:
         """Go to a state through all intermediate states. After a failure, every transition raises StrategyError."""
-        target = _status(status)
+        target = Status[status]
         while self.status.value < target.value:
             following = Status(self.status.value + 1)
             self._enter(following)
@@ -62,12 +62,6 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
         while self.status.value > target.value:
             self._leave(self.status)
             self.status = Status(self.status.value - 1)
-
-    def force(self, status: Status | str) -> None:
-        """Set the state without switching the board; only ``off`` can be set in this way."""
-        if _status(status) is not Status.off:
-            raise StrategyError(f"the state {status!r} cannot be forced; only 'off' can be forced")
-        self.status = Status.off
 
     def abandon(self) -> None:
         """Deactivate all drivers after Ctrl-C or a failure, whatever the current state is."""
@@ -177,10 +171,6 @@ def _port_of(power: Any) -> str:
     if isinstance(power, USBPowerDriver):
         return f"port {power.hub.index} of the USB hub {power.hub.path} on {power.hub.host}"
     return f"outlet {power.port.index} of the {power.port.model} switch at {power.port.host.rpartition('@')[2]}"
-
-
-def _status(status: Status | str) -> Status:
-    return status if isinstance(status, Status) else Status[status]
 
 
 def cause_of(error: StrategyError) -> BaseException:

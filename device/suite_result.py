@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from device import chain, report
-from device.record import Record
+from device.record import COUNTS, Record, counted
 from toolchain import files
 from toolchain.errors import ChainBroken, DeviceTestsFailed, UserError
 
@@ -48,8 +48,7 @@ class SuiteResult:
 
     def summary(self) -> str:
         """Return the text that the task prints."""
-        counts = f"{self.passed} passed, {self.failed} failed, {self.errors} errors, {self.skipped} skipped"
-        lines = [f"device suite: {counts} in {self.seconds:.0f} s", f"    ran on:   {self.label}"]
+        lines = [f"device suite: {counted(vars(self))} in {self.seconds:.0f} s", f"    ran on:   {self.label}"]
         if self.without:
             lines.append(f"    WITHOUT:  {', '.join(self.without)} (not in the image, so not tested)")
         if self.left_out:
@@ -60,71 +59,27 @@ class SuiteResult:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Paths:
     """The files that a run writes."""
 
-    folder: Path
-
-    @property
-    def junit(self) -> Path:
-        """The results as JUnit XML."""
-        return self.folder / "junit.xml"
-
-    @property
-    def evidence(self) -> Path:
-        """The evidence file."""
-        return self.folder / "evidence.json"
-
-    @property
-    def report(self) -> Path:
-        """The HTML report."""
-        return self.folder / "index.html"
-
-    @property
-    def console(self) -> Path:
-        """The output of the serial console."""
-        return self.folder / "console.log"
-
-    @property
-    def events(self) -> Path:
-        """The board's events during the last runs (toolchain.board_events)."""
-        return self.folder / "events.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """The output of the suite on the board."""
-        return self.folder / "suite.log"
-
-    @property
-    def record(self) -> Path:
-        """The lines that the board sent."""
-        return self.folder / "record.jsonl"
-
-    @property
-    def environment(self) -> Path:
-        """The labgrid environment that describes the board."""
-        return self.folder / "environment.yaml"
-
-    @property
-    def checksums(self) -> Path:
-        """The files that the run deployed to the board's tree, as input for ``sha256sum --check``."""
-        return self.folder / "deployed.sha256"
-
-    @property
-    def lock(self) -> Path:
-        """The file that a run locks."""
-        return self.folder / ".lock"
+    def __init__(self, *, folder: Path) -> None:
+        self.folder = folder
+        self.junit = folder / "junit.xml"
+        self.evidence = folder / "evidence.json"
+        self.report = folder / "index.html"
+        self.results = (self.junit, self.evidence, self.report)  # replaced together
+        self.console = folder / "console.log"  # the output of the serial console
+        self.events = folder / "events.jsonl"  # the board's events during the last runs (toolchain.board_events)
+        self.log = folder / "suite.log"  # the output of the suite on the board
+        self.record = folder / "record.jsonl"  # the lines that the board sent
+        self.environment = folder / "environment.yaml"  # the labgrid environment that describes the board
+        self.checksums = folder / "deployed.sha256"  # the files deployed to the board, for sha256sum --check
+        self.lock = folder / ".lock"
 
     @property
     def staging(self) -> Paths:
         """The folder for the results of a run in progress."""
         return Paths(folder=self.folder / ".results")
-
-    @property
-    def results(self) -> tuple[Path, ...]:
-        """The result files, which a run replaces together."""
-        return self.junit, self.evidence, self.report
 
 
 def label_junit(path: Path, document: Mapping[str, Any]) -> None:
@@ -159,12 +114,8 @@ def label_junit(path: Path, document: Mapping[str, Any]) -> None:
 
 def result_of(document: Mapping[str, Any], paths: Paths, seconds: float) -> SuiteResult:
     """Return the result of a run from its evidence."""
-    counted = document["results"]
     return SuiteResult(
-        passed=counted["passed"],
-        failed=counted["failed"],
-        errors=counted["errors"],
-        skipped=counted["skipped"],
+        **{name: document["results"][name] for name in COUNTS},
         seconds=seconds,
         execution=document["device"]["execution"],
         label=report.execution_label(document),
@@ -190,10 +141,9 @@ def error_of(result: SuiteResult, record: Record) -> UserError:
             f"the suite again; {result.report} lists every link",
         )
     named = ", ".join(test.nodeid for test in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-    counts = f"{result.passed} passed, {result.failed} failed, {result.errors} errors, {result.skipped} skipped"
     return DeviceTestsFailed(
         "the device suite did not pass" if bad else "no test of the device suite ran",
         expected="every test to pass, or to be skipped for a stated reason",
-        found=f"{counts}" + (f": {named}" if named else ""),
+        found=counted(vars(result)) + (f": {named}" if named else ""),
         fix=f"open {result.report}, which contains the text of each failure",
     )

@@ -1,9 +1,8 @@
 """labgrid resources and drivers for a board: an exported tree, its NFS server, a virtual machine, a console, and SSH.
 
 labgrid's QEMUDriver is not used: it waits indefinitely for QEMU to open the console and reads the console only on
-request, so a failed boot would produce no error and no log. VirtualBoardDriver implements labgrid's PowerProtocol with
-``nfsroot.qemu`` instead. labgrid's SSHDriver accepts any host key; PinnedSSHDriver accepts only the
-expected one.
+request, so a failed boot would produce no error and no log. VirtualBoardDriver uses ``nfsroot.qemu`` instead.
+labgrid's SSHDriver accepts any host key; PinnedSSHDriver accepts only the expected one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 import attr
 from labgrid.driver import Driver, ExecutionError, SerialDriver, SSHDriver
 from labgrid.factory import target_factory
-from labgrid.protocol import PowerProtocol
 from labgrid.resource import Resource
 
 from nfsroot import access, qemu, serve
@@ -104,7 +102,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
 
 @target_factory.reg_driver
 @attr.s(eq=False)
-class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
+class VirtualBoardDriver(Driver):  # type: ignore[misc]
     """A driver that switches a virtual machine on and off.
 
     The machine boots the served tree or the system in the server's ``second_folder``.
@@ -123,7 +121,6 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
     memory_mib: int = attr.ib(default=1024, validator=_whole)
     cpus: int = attr.ib(default=2, validator=_whole)
     boot_timeout_s: float = attr.ib(default=900.0, converter=float)
-    extra_arguments: str = attr.ib(default="", validator=_text)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -151,7 +148,6 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
             cpu=self.cpu,
             memory_mib=self.memory_mib,
             cpus=self.cpus,
-            extra_arguments=self.extra_arguments,
         )
         machine = qemu.Machine(spec, Path(self.console))
         try:
@@ -176,12 +172,6 @@ class VirtualBoardDriver(Driver, PowerProtocol):  # type: ignore[misc]
             machine.end(power_off, polite_s=30.0 if self.init == "lean" else 90.0)
         self.machine = None
         board_events.append(self.events, "power", "off: the virtual machine has stopped")
-
-    @Driver.check_active  # type: ignore[untyped-decorator]
-    def cycle(self) -> None:
-        """Switch the machine off and on."""
-        self.off()
-        self.on()
 
 
 @target_factory.reg_driver

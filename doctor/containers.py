@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import tarfile
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
 import docker.errors
 import requests
@@ -95,20 +95,14 @@ def check_container(oci_platform: str) -> Finding:
     except (docker.errors.DockerException, requests.RequestException) as fault:
         return fail(name, done, str(fault)[:400], "find the cause in the engine's log")
     finally:
-        _remove_image(client, tag)
+        with contextlib.suppress(docker.errors.DockerException, requests.RequestException):
+            client.images.remove(tag, force=True)
         client.close()
     platform = "/".join(part for part in (image["Os"], image["Architecture"], image.get("Variant", "")) if part)
     found = f"the program ran; the image's platform is {platform}"
     if platform != oci_platform:
         return fail(name, done, found, "use an engine that supports --platform")
     return ok(name, done, found)
-
-
-def _remove_image(client: Any, tag: str) -> None:
-    try:
-        client.images.remove(tag, force=True)
-    except (docker.errors.DockerException, requests.RequestException):
-        return
 
 
 def _context(members: Mapping[str, tuple[bytes, int]]) -> io.BytesIO:

@@ -28,11 +28,7 @@ def check_execution(folder: Path) -> Finding:
 
 def check_execution_64(folder: Path) -> Finding:
     """Run a static 64-bit ARM program, as a build of a 64-bit image does."""
-    program = folder / "probe-64"
-    with files.replacing(program) as aside:
-        aside.write_bytes(probe.elf_64())
-        aside.chmod(0o755)
-    return _execution("64-bit ARM program", program, output=b"")
+    return _execution("64-bit ARM program", write_probe(folder, "arm64"), output=b"")
 
 
 def _execution(name: str, program: Path, *, output: bytes) -> Finding:
@@ -106,12 +102,12 @@ def check_cross_compiler(folder: Path, gnu: str) -> Finding:
     return ok(name, done, f"version {version}; the program returned the expected status")
 
 
-def write_probe(folder: Path) -> Path:
-    """Return the path of the 32-bit ARM program in this folder; write the program if it does not exist."""
-    program = folder / "probe"
+def write_probe(folder: Path, architecture: str = "armhf") -> Path:
+    """Return the path of an ARM program in this folder; write the program if it does not exist."""
+    program = folder / f"probe-{architecture}"
     if not program.exists():
         with files.replacing(program) as aside:
-            aside.write_bytes(probe.elf())
+            aside.write_bytes(probe.PROGRAMS[architecture]())
             aside.chmod(0o755)
     return program
 

@@ -25,7 +25,6 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,65 +90,38 @@ _XZ = ("--threads=2", "--block-size=16MiB", "-3")
 """The block size makes the result independent of the number of threads."""
 
 
-@dataclass(frozen=True)
 class Folder:
     """The paths of the products in ``place``."""
 
-    place: Path
-    name: str
+    def __init__(self, place: Path, name: str) -> None:
+        self.place = place
+        self.name = name
+        self.image = place / f"{name}.img.xz"
+        self.bmap = place / f"{name}.bmap"
+        self.checksum = place / f"{name}.img.xz.sha256"  # in sha256sum's format
+        self.imager = place / f"{name}.imager.json"  # the list of images for Raspberry Pi Imager
+        # The bill of materials of the root and the firmware.
+        self.sbom = (place / f"{name}.spdx.json", place / f"{name}.cdx.json")
+        self.manifest = place / f"sd{MANIFEST_SUFFIX}"  # written last
 
     @classmethod
     def of(cls, config: Config) -> Folder:
         """Return the folder for this configuration."""
         return cls(config.target_root / "sd", f"{config.image.name.replace('/', '-')}-{config.image.label}")
 
-    @property
-    def image(self) -> Path:
-        """The compressed image."""
-        return self.place / f"{self.name}.img.xz"
 
-    @property
-    def bmap(self) -> Path:
-        """The image's block map."""
-        return self.place / f"{self.name}.bmap"
-
-    @property
-    def checksum(self) -> Path:
-        """The SHA-256 of the image, in sha256sum's format."""
-        return self.place / f"{self.name}.img.xz.sha256"
-
-    @property
-    def imager(self) -> Path:
-        """The list of images for Raspberry Pi Imager."""
-        return self.place / f"{self.name}.imager.json"
-
-    @property
-    def sbom(self) -> tuple[Path, Path]:
-        """The bill of materials of the root and the firmware, in SPDX and CycloneDX."""
-        return self.place / f"{self.name}.spdx.json", self.place / f"{self.name}.cdx.json"
-
-    @property
-    def manifest(self) -> Path:
-        """The manifest, which is written last."""
-        return self.place / f"sd{MANIFEST_SUFFIX}"
+def number_of(seed: str, purpose: str) -> str:
+    """Return an identifier on the card as eight hex digits. ``seed`` is the hash of a tree."""
+    return _digest(seed, purpose)[:4].hex()
 
 
-@dataclass(frozen=True)
-class Identifiers:
-    """The identifiers on the card, derived from the hash of a tree."""
+def uuid_of(seed: str, purpose: str) -> str:
+    """Return an identifier on the card as a UUID. ``seed`` is the hash of a tree."""
+    return str(uuid.UUID(bytes=_digest(seed, purpose)[:16], version=4))
 
-    seed: str
 
-    def _digest(self, purpose: str) -> bytes:
-        return hashlib.sha256(f"{purpose} {self.seed}".encode()).digest()
-
-    def number(self, purpose: str) -> str:
-        """Return the identifier for a purpose as eight hex digits."""
-        return self._digest(purpose)[:4].hex()
-
-    def uuid(self, purpose: str) -> str:
-        """Return the identifier for a purpose as a UUID."""
-        return str(uuid.UUID(bytes=self._digest(purpose)[:16], version=4))
+def _digest(seed: str, purpose: str) -> bytes:
+    return hashlib.sha256(f"{purpose} {seed}".encode()).digest()
 
 
 def build(config: Config) -> Manifest:
@@ -233,11 +205,10 @@ def _make(
         unpack.unpack(connect(), source, tree)
     with progress.step("hash the tree"):
         hashed = TreeHash.of(tree)
-    before = hashed.sha256
+    seed = hashed.sha256
     documents = write_sbom(config, source, tree, scratch)
-    ids = Identifiers(before)
     boot = scratch / "boot"
-    parts = _write_boot(config, tree, fetched, boot, ids)
+    parts = _write_boot(config, tree, fetched, boot, seed)
     with _usual_umask():
         for_wifi = _install_wifi_firmware(tree, wifi)
     is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware)
@@ -250,19 +221,19 @@ def _make(
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
     with _usual_umask():
         audited = audit(tree, settings, ON_EVERY_MEDIUM)
-        first_boot.fit_for_card(audited, ids.number("disk"))
+        first_boot.fit_for_card(audited, number_of(seed, "disk"))
     hashed.refresh([*audited.touched, *for_wifi])
     user_data = first_boot.user_data(config.sd, hostname)
     (boot / "user-data").write_text(user_data)
     network = first_boot.network_config(config.sd)
     if network:
         (boot / "network-config").write_text(network)
-    (boot / "meta-data").write_text(first_boot.meta_data(ids.number(f"instance {user_data}")))
+    (boot / "meta-data").write_text(first_boot.meta_data(number_of(seed, f"instance {user_data}")))
     image = scratch / f"{folder.name}.img"
     with progress.step("make the file systems"):
-        root = _root_of(tree, scratch / "root.ext4", tools, ids, dict(hashed.counts()))
+        root = _root_of(tree, scratch / "root.ext4", tools, seed, dict(hashed.counts()))
         used = list(_used_blocks(tools.run("dumpe2fs", root), root.stat().st_size // bmap.BLOCK))
-        _assemble(image, root, boot, tools, ids)
+        _assemble(image, root, boot, tools, seed)
         start = ROOT_START // bmap.BLOCK
         mapped = [(0, start - 1), *((start + first, start + last) for first, last in used)]
         blocks = bmap.measured(image, mapped)
@@ -293,10 +264,10 @@ def _make(
             "image": source.reference,
             "image_id": source.id,
             **origin,
-            "image_tree_sha256": before,
+            "image_tree_sha256": seed,
             "rootfs_sha256": hashed.sha256,
             "firmware": added_firmware,
-            "disk": ids.number("disk"),
+            "disk": number_of(seed, "disk"),
             "extract_size": extracted.size,
             "extract_sha256": extracted.sha256,
             "mapped_size": sum(item.size for item in blocks.ranges),
@@ -305,7 +276,7 @@ def _make(
     )
 
 
-def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Path, ids: Identifiers) -> BootParts:
+def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Path, seed: str) -> BootParts:
     """Write the files of the boot partition. Raises ArtefactMissing if a board could not boot from these files."""
     parts = boot_parts(tree, fetched.folder)
     missing = parts.missing()
@@ -319,7 +290,7 @@ def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Pa
             fix="set image.card: true in invoke.yaml and run ./inv build-image",
         )
     script = "boot=local " if parts.initramfs else ""
-    root = f"root=PARTUUID={ids.number('disk')}-02 rootfstype=ext4 rw rootwait"
+    root = f"root=PARTUUID={number_of(seed, 'disk')}-02 rootfstype=ext4 rw rootwait"
     boot.mkdir()
     write_board_files(
         config,
@@ -345,7 +316,7 @@ def _install_wifi_firmware(tree: Path, wifi: firmware.Firmware) -> list[str]:
     return copied
 
 
-def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dict[str, int]) -> Path:
+def _root_of(tree: Path, root: Path, tools: Tools, seed: str, counts: dict[str, int]) -> Path:
     """Make an ext4 file system from a tree, and remove the tree. The file system's size includes some free space."""
     tar = root.with_suffix(".tar")
     process.run(
@@ -365,8 +336,8 @@ def _root_of(tree: Path, root: Path, tools: Tools, ids: Identifiers, counts: dic
     size_mib += -size_mib % 4
     tools.run(
         "mke2fs", "-q", "-t", "ext4", "-b", str(bmap.BLOCK), "-I", "256", "-i", str(_INODE_RATIO), "-m", "1",
-        "-J", f"size={_JOURNAL_MIB}", "-L", "rootfs", "-U", ids.uuid("root"),
-        "-E", f"hash_seed={ids.uuid('hash seed')},root_owner=0:0", "-d", tar, root, f"{size_mib}M",
+        "-J", f"size={_JOURNAL_MIB}", "-L", "rootfs", "-U", uuid_of(seed, "root"),
+        "-E", f"hash_seed={uuid_of(seed, 'hash seed')},root_owner=0:0", "-d", tar, root, f"{size_mib}M",
     )  # fmt: skip
     tar.unlink()
     return root
@@ -385,7 +356,7 @@ def _used_blocks(dumped: str, total: int) -> Iterator[tuple[int, int]]:
         yield begin, total - 1
 
 
-def _assemble(image: Path, root: Path, boot: Path, tools: Tools, ids: Identifiers) -> None:
+def _assemble(image: Path, root: Path, boot: Path, tools: Tools, seed: str) -> None:
     """Assemble the image from the partition table, the boot partition and the root; remove the root's image file."""
     for path in boot.iterdir():
         os.utime(path, (tools.epoch, tools.epoch))
@@ -395,8 +366,8 @@ def _assemble(image: Path, root: Path, boot: Path, tools: Tools, ids: Identifier
             name=image.name,
             root=root.name,
             label=first_boot.LABEL,
-            boot=ids.number("boot"),
-            disk=ids.number("disk"),
+            boot=number_of(seed, "boot"),
+            disk=number_of(seed, "disk"),
             boot_mib=BOOT_MIB,
             boot_start_mib=BOOT_START_MIB,
             root_start=ROOT_START,

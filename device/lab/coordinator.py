@@ -11,7 +11,7 @@ import datetime
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,7 @@ class Coordinator:
 
     def places(self) -> dict[str, Place]:
         """All places by name. Raises NetworkUnreachable."""
-        with self._stub() as stub:
-            found = stub.GetPlaces(messages.GetPlacesRequest(), timeout=_CALL_LIMIT_S).places
+        found = self._call("GetPlaces").places
         return {
             item.name: Place(
                 name=item.name,
@@ -104,46 +103,37 @@ class Coordinator:
         before = dict(old.tags) if old else {}
         tags = {"quarantine": before.get("quarantine", "no"), **tags}
         changed = {key: tags.get(key, "") for key in {*before, *tags} if before.get(key) != tags.get(key)}
-        with self._stub() as stub:
-            if old is None:
-                stub.AddPlace(messages.AddPlaceRequest(name=name), timeout=_CALL_LIMIT_S)
-            if changed:
-                request = messages.SetPlaceTagsRequest(placename=name, tags=changed)
-                stub.SetPlaceTags(request, timeout=_CALL_LIMIT_S)
-            for pattern in set(old.matches if old else ()) - {match}:
-                gone = messages.DeletePlaceMatchRequest(placename=name, pattern=pattern)
-                stub.DeletePlaceMatch(gone, timeout=_CALL_LIMIT_S)
-            if old is None or match not in old.matches:
-                stub.AddPlaceMatch(messages.AddPlaceMatchRequest(placename=name, pattern=match), timeout=_CALL_LIMIT_S)
+        if old is None:
+            self._call("AddPlace", name=name)
+        if changed:
+            self._call("SetPlaceTags", placename=name, tags=changed)
+        for pattern in set(old.matches if old else ()) - {match}:
+            self._call("DeletePlaceMatch", placename=name, pattern=pattern)
+        if old is None or match not in old.matches:
+            self._call("AddPlaceMatch", placename=name, pattern=match)
         return old is None or bool(changed) or old.matches != (match,)
 
     def tag(self, name: str, key: str, value: str) -> None:
         """Set a tag on a place; an empty value removes the tag."""
-        with self._stub() as stub:
-            stub.SetPlaceTags(messages.SetPlaceTagsRequest(placename=name, tags={key: value}), timeout=_CALL_LIMIT_S)
+        self._call("SetPlaceTags", placename=name, tags={key: value})
 
     def delete(self, name: str) -> None:
         """Delete a place."""
-        with self._stub() as stub:
-            stub.DeletePlace(messages.DeletePlaceRequest(name=name), timeout=_CALL_LIMIT_S)
+        self._call("DeletePlace", name=name)
 
     def release(self, name: str, holder: str) -> None:
         """Release a place if ``holder`` holds it; otherwise do nothing."""
-        with self._stub() as stub:
-            request = messages.ReleasePlaceRequest(placename=name, fromuser=holder)
-            stub.ReleasePlace(request, timeout=_CALL_LIMIT_S)
+        self._call("ReleasePlace", placename=name, fromuser=holder)
 
     def allocated(self, token: str) -> str:
         """The name of the place allocated to a reservation; empty if none is allocated yet. Extends the reservation."""
-        with self._stub() as stub:
-            request = messages.PollReservationRequest(token=token)
-            found = stub.PollReservation(request, timeout=_CALL_LIMIT_S).reservation
+        found = self._call("PollReservation", token=token).reservation
         return str(found.allocations["main"]) if "main" in found.allocations else ""
 
     def cancel(self, token: str) -> None:
         """Cancel a reservation, unless it has already expired."""
-        with contextlib.suppress(CommandFailed), self._stub() as stub:
-            stub.CancelReservation(messages.CancelReservationRequest(token=token), timeout=_CALL_LIMIT_S)
+        with contextlib.suppress(CommandFailed):
+            self._call("CancelReservation", token=token)
 
     def client(self, *words: str) -> process.Completed:
         """Run labgrid-client. Raises CommandFailed with the program's output."""
@@ -161,12 +151,15 @@ class Coordinator:
             return False
         return True
 
-    @contextlib.contextmanager
-    def _stub(self) -> Iterator[Any]:
-        """Labgrid's gRPC stub. gRPC errors in the ``with`` block are converted to user errors."""
+    def _call(self, method: str, **fields: object) -> Any:
+        """Call a method of the coordinator with these fields, and return the response.
+
+        Raises NetworkUnreachable, or CommandFailed if the coordinator refuses the request.
+        """
+        request = getattr(messages, f"{method}Request")(**fields)
         with grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             try:
-                yield CoordinatorStub(channel)
+                return getattr(CoordinatorStub(channel), method)(request, timeout=_CALL_LIMIT_S)
             except grpc.RpcError as fault:
                 if fault.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise NetworkUnreachable(

@@ -11,13 +11,13 @@ import datetime
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from device import report
-from device.record import BOARD_LOST, PYTEST_ENDED
+from device.record import BOARD_LOST, COUNTS, PYTEST_ENDED, counted
 from device.suite_result import Paths
 from toolchain import files, templates
 from toolchain.config import Config
@@ -26,7 +26,6 @@ from toolchain.errors import DeviceTestsFailed
 _TEMPLATE = Path(__file__).resolve().parent.parent / "templates" / "lab.html.j2"
 _BAD = ("failed", "error")
 _NOT_RUN = (BOARD_LOST, PYTEST_ENDED)
-_COUNTS = ("passed", "failed", "errors", "skipped")
 _SHOWN = 10
 """The maximum number of tests without a result that a message lists."""
 _COLOURS = 8
@@ -59,18 +58,15 @@ class Outcome:
     @classmethod
     def of(cls, board: str, paths: Paths, error: str, files: tuple[str, ...] = (), turn: int = 1) -> Outcome:
         """The outcome of a run that has just ended, whether or not it wrote evidence."""
+        made = cls(board=board, paths=paths, error=error, files=files, turn=turn)
         if not paths.evidence.is_file():
-            return cls(board=board, paths=paths, error=error, files=files, turn=turn)
+            return made
         content = paths.evidence.read_bytes()
-        return cls(
-            board=board,
-            paths=paths,
-            error=error,
+        return replace(
+            made,
             document=json.loads(content),
             evidence_sha256=hashlib.sha256(content).hexdigest(),
             suites=tuple(ElementTree.parse(paths.junit).getroot().iter("testsuite")),  # noqa: S314 - a file of this program
-            files=files,
-            turn=turn,
         )
 
     @property
@@ -86,17 +82,17 @@ class Outcome:
     @property
     def reason(self) -> str:
         """The first line of the error; empty if a test failed or ended with an error."""
-        counted = self.counts
-        return "" if counted["failed"] or counted["errors"] else self.error.partition("\n")[0]
+        counts = self.counts
+        return "" if counts["failed"] or counts["errors"] else self.error.partition("\n")[0]
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of tests for each result, without tests that were moved to other boards."""
         results = self.document.get("results", {})
-        counted = {name: int(results.get(name, 0)) for name in _COUNTS}
+        counts = {name: int(results.get(name, 0)) for name in COUNTS}
         if self.document and self.moved:
-            counted["errors"] -= len(self.without_result)
-        return counted
+            counts["errors"] -= len(self.without_result)
+        return counts
 
     @property
     def tests(self) -> dict[str, Mapping[str, Any]]:
@@ -144,21 +140,13 @@ def folder_of(board: str, turn: int) -> str:
     return board if turn == 1 else f"{board}/turn{turn}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TestRow:
+class Row(NamedTuple):
     """One test, with its outcome on each board (None where it did not run)."""
-
-    __test__ = False
 
     nodeid: str
     cells: tuple[Mapping[str, Any] | None, ...]
     differs: bool
     """Whether the outcome differs between boards."""
-
-    @property
-    def bad(self) -> bool:
-        """Whether the test failed on any board."""
-        return any(cell and cell["outcome"] in _BAD for cell in self.cells)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +164,7 @@ class Merged:
     @property
     def counts(self) -> dict[str, int]:
         """The number of tests for each result, summed over all boards."""
-        return {name: sum(outcome.counts[name] for outcome in self.outcomes) for name in _COUNTS}
+        return {name: sum(outcome.counts[name] for outcome in self.outcomes) for name in COUNTS}
 
     @property
     def boards(self) -> int:
@@ -193,7 +181,7 @@ class Merged:
         found = []
         for outcome in self.outcomes:
             if outcome.document:
-                text = _counted(outcome.counts) + (f" ({outcome.reason})" if outcome.reason else "")
+                text = counted(outcome.counts) + (f" ({outcome.reason})" if outcome.reason else "")
             else:
                 text = f"did not run: {outcome.reason}"
             if outcome.files and (missing := outcome.without_result):
@@ -207,7 +195,7 @@ class Merged:
         """The task's output."""
         title = f"device suite on {self.boards} boards"
         if self.sharded:
-            title = f"device suite, split between {self.boards} boards: {_counted(self.counts)}"
+            title = f"device suite, split between {self.boards} boards: {counted(self.counts)}"
         lines = [title, *(f"    {line}" for line in self.lines())]
         lines += [f"    report:   {self.paths.report}", f"    evidence: {self.paths.evidence}"]
         return "\n".join([*lines, f"    JUnit:    {self.paths.junit}"])
@@ -222,11 +210,7 @@ class Merged:
         )
 
 
-def _counted(results: Mapping[str, Any]) -> str:
-    return ", ".join(f"{results[name]} {name}" for name in _COUNTS)
-
-
-def rows(outcomes: Sequence[Outcome]) -> list[TestRow]:
+def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """All tests: first those whose results differ between boards, then those that failed, then all others.
 
     Boards on which the suite did not run are ignored. If each board ran only a part of the suite, the boards' results
@@ -238,8 +222,10 @@ def rows(outcomes: Sequence[Outcome]) -> list[TestRow]:
     for name in dict.fromkeys(name for item in tests for name in item):
         cells = tuple(item.get(name) for item in tests)
         results = {cell["outcome"] if cell else None for cell in cells}
-        found.append(TestRow(nodeid=name, cells=cells, differs=not sharded and len(results) > 1))
-    return sorted(found, key=lambda row: (not row.differs, not row.bad))
+        found.append(Row(name, cells, differs=not sharded and len(results) > 1))
+    return sorted(
+        found, key=lambda row: (not row.differs, not any(cell and cell["outcome"] in _BAD for cell in row.cells))
+    )
 
 
 def write(config: Config, outcomes: Sequence[Outcome], folder: Path) -> Merged:

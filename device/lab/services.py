@@ -85,11 +85,6 @@ class Lab:
         """The name of this PC's exporter, which must be unique on the coordinator."""
         return socket.gethostname()
 
-    @property
-    def exporter_file(self) -> Path:
-        """The exporter's configuration file."""
-        return self.folder / "exporter.yaml"
-
     def log(self, name: str) -> Path:
         """The log file of a program."""
         return self.folder / f"{name}.log"
@@ -203,15 +198,16 @@ def up(config: Config) -> LabState:
         # The exporter renders the file as a Jinja template, in which # starts a statement and ## a comment.
         command = f"labgrid-exporter -c {lab.coordinator.address} THIS_FILE"
         header = f"## Generated from lab.boards. To start the exporter: {command}\n"
-        changed = not lab.exporter_file.is_file() or lab.exporter_file.read_text() != header + text
+        described = lab.folder / "exporter.yaml"
+        changed = not described.is_file() or described.read_text() != header + text
         running = bool(_session(lab, "exporter"))
         if changed and running:
             _stop(lab, "exporter")
-        files.write_text_atomically(lab.exporter_file, header + text)
+        files.write_text_atomically(described, header + text)
         if lab.rows and (changed or not running):
             words = ["labgrid-exporter", "-c", lab.coordinator.address, "-n", lab.exporter_name]
             words += ["--hostname", _own_address(lab)]
-            _start(lab, "exporter", [*words, str(lab.exporter_file)])
+            _start(lab, "exporter", [*words, str(described)])
             started.append("exporter")
         wanted = {f"{lab.exporter_name}/{row.name}" for row in lab.rows}
         if wanted:

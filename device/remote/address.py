@@ -16,12 +16,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from toolchain.errors import ConfigError, UserError
 
@@ -60,10 +58,6 @@ class Address:
     host: str = ""
     port: int = 0
     key: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields as a dictionary, for a process that does not import this module."""
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         if self.kind in ("local", "emulator"):

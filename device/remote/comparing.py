@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The first element, in memory order, whose difference exceeds the tolerance, and the number of such elements."""
+def first_difference(found: Any, expected: Any, *, relative: float, absolute: float) -> dict[str, Any] | None:
+    """The first element, in memory order, whose difference exceeds the tolerance, and the number of such elements.
 
-    index: tuple[int, ...]
-    expected: float
-    found: float
-    count: int
-    total: int
-
-
-def first_difference(found: Any, expected: Any, *, relative: float, absolute: float) -> Difference | None:
-    """The first difference, or None if all elements agree. Two NaNs agree.
+    Returns None if all elements agree. Two NaNs agree.
 
     Raises ValueError if the shapes or types differ.
     """
@@ -37,8 +27,13 @@ def first_difference(found: Any, expected: Any, *, relative: float, absolute: fl
         return None
     where = numpy.unravel_index(int(numpy.argmin(agree)), agree.shape)
     index = tuple(int(part) for part in where)
-    wrong = int(agree.size - numpy.count_nonzero(agree))
-    return Difference(index, float(expected[index]), float(found[index]), wrong, int(agree.size))
+    return {
+        "index": index,
+        "expected": float(expected[index]),
+        "value": float(found[index]),
+        "count": int(agree.size - numpy.count_nonzero(agree)),
+        "total": int(agree.size),
+    }
 
 
 def blank(like: Any) -> Any:
@@ -61,12 +56,9 @@ def tolerance_of(expected: Any, relative: float, absolute: float, least: float =
 def first_mismatch(
     found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """The first difference in several results: its fields, the tolerance, and the result's index; None if all agree."""
+    """The first difference in several results, with the tolerance and the result's index; None if all agree."""
     for number, (ours, theirs, allowed) in enumerate(zip(found, expected, tolerances, strict=True)):
         wrong = first_difference(ours, theirs, relative=allowed[0], absolute=allowed[1])
         if wrong is not None:
-            return {
-                "output": number, "outputs": len(expected), "index": wrong.index, "expected": wrong.expected,
-                "value": wrong.found, "count": wrong.count, "total": wrong.total, "tolerance": allowed,
-            }  # fmt: skip
+            return {"output": number, "outputs": len(expected), **wrong, "tolerance": allowed}
     return None

@@ -6,184 +6,177 @@ loader's more specific kinds (load, protocol) are reported as errors of the kern
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from toolchain.errors import AccessDenied, BoardLost, BoardSilent, CommandFailed, InUse, PlatformMismatch, UserError
 
-
-@dataclass(frozen=True)
-class Row:
-    """An error class and its messages. The placeholder ``{where}`` is the board's address; others vary by fault."""
-
-    error: type[UserError]
-    summary: str
-    expected: str
-    fix: str
-
-
-TABLE = {
-    "unknown": Row(
+TABLE: Mapping[str, tuple[type[UserError], str, str, str]] = {
+    "unknown": (
         UserError,
         "no board with the address {where}",
         "a board that is registered under that key",
         "check the key, and check that the board's server is running and connected to the tracker or proxy",
     ),
-    "silent": Row(
+    "silent": (
         BoardSilent,
         "{where} cannot be reached",
         "a response from the board",
         "check that the board is on, that TVM's server, sshd or adbd runs on it, and that the address is correct",
     ),
-    "no-phone": Row(
+    "no-phone": (
         BoardSilent,
         "adb does not find {where}",
         "a phone in the output of adb devices",
         "connect the phone and enable USB debugging in its developer options; for a phone on the network, use "
         "adb://HOST:PORT",
     ),
-    "several-phones": Row(
+    "several-phones": (
         UserError,
         "adb:// matches several phones",
         "one phone in the output of adb devices, or an address with a serial number",
         "choose a phone by its serial number: --device adb://SERIAL",
     ),
-    "unauthorized-phone": Row(
+    "unauthorized-phone": (
         AccessDenied,
         "{where} does not accept the key of this PC",
         'the state "device" in the output of adb devices',
         "unlock the phone and accept the USB debugging request; to repeat the request, run adb kill-server",
     ),
-    "offline-phone": Row(
+    "offline-phone": (
         BoardSilent,
         "{where} does not respond to adb",
         'the state "device" in the output of adb devices',
         "unlock the phone, reconnect it, and switch USB debugging off and on, or run adb reconnect",
     ),
-    "unusable-phone": Row(
+    "unusable-phone": (
         UserError,
         "adb cannot start programs on {where}",
         'the state "device" in the output of adb devices',
         "start Android on the phone; if adb lacks permissions, install the udev rules in the package "
         "android-sdk-platform-tools-common",
     ),
-    "busy": Row(
+    "busy": (
         InUse,
         "{where} is busy",
         "a session within {limit_s:g} s",
         "try again later, or raise remote.queue_limit_s",
     ),
-    "timed-out": Row(
+    "timed-out": (
         BoardLost,
         "the session on {where} timed out",
         "completion within {limit_s:g} s",
         "reduce --number, --repeat, or a kernel's --size, or raise remote.session_limit_s",
     ),
-    "lost": Row(
+    "lost": (
         BoardLost,
         "the connection to {where} was lost during the run",
         "a response to each request",
         "check the board (power, network, memory) and its server's log; over RPC, also check the kernel: "
         "a crash closes the connection",
     ),
-    "architecture": Row(
+    "architecture": (
         PlatformMismatch,
         "the kernel or model does not match the architecture of {where}",
         "code for the board's architecture",
         "choose the --target that matches the board",
     ),
-    "unstartable": Row(
+    "unstartable": (
         PlatformMismatch,
         "the loader does not run on {where}",
         "a board with the target's architecture and C library; for OpenCL on a phone, 64-bit Android 10 or later",
         "choose the --target that matches the board",
     ),
-    "linker": Row(
+    "linker": (
         CommandFailed,
         "the kernel or model cannot be linked for {target}",
         "a linker for {gnu}",
         "set remote.linker (INVOKE_REMOTE_LINKER) to another cross compiler",
     ),
-    "crashed": Row(
+    "crashed": (
         UserError,
         "the kernel or model crashed on {where}",
         "code that accesses only its arrays",
         "check the kernel's indices and calls; for a model, run parts of it to find the operator that crashes",
     ),
-    "kernel": Row(
+    "kernel": (
         UserError,
         "the kernel's file cannot be used",
         "a file that defines SIZE, module, inputs and reference",
         "correct the file: docs/remote.md contains an example",
     ),
-    "model": Row(
+    "model": (
         UserError,
         "the model cannot be compiled",
         "a model with static shapes that both torch.export and TVM's importer support",
         "change the model (docs/remote.md describes what it may contain); for the traceback, see remote/worker.log in "
         "the build folder",
     ),
-    "operator": Row(
+    "operator": (
         UserError,
         "the model has operators that TVM's importer lacks",
         "operators that tvm.relax.frontend.torch converts",
         "in the model, replace these operators with operators that the importer supports",
     ),
-    "refused": Row(
+    "refused": (
         UserError,
         "the kernel or model fails on {where}",
         "code that can be loaded and accepts its arrays",
         "correct the kernel's file (docs/remote.md describes its arguments); in a model, replace the failing operator",
     ),
-    "no-opencl": Row(
+    "no-opencl": (
         UserError,
         "{where} has no usable OpenCL library",
         "libOpenCL.so.1 on the board",
         "on the board, install ocl-icd-libopencl1 and the GPU's driver (on a Pi 4 or 5: mesa-opencl-icd); "
         "if the board is a phone, choose a phone whose Android system includes OpenCL",
     ),
-    "no-device": Row(
+    "no-device": (
         UserError,
         "{where} has no OpenCL device",
         "a device in the output of clinfo on the board",
         "install the GPU's driver; on a Pi 4 or 5, also set RUSTICL_ENABLE=v3d, which Mesa requires",
     ),
-    "build": Row(
+    "build": (
         UserError,
         "the OpenCL kernel does not compile on {where}",
         "OpenCL C that the board's driver accepts",
         "correct the kernel's .cl file or, if TVM generates the source, its opencl_module",
     ),
-    "memory": Row(
+    "memory": (
         UserError,
         "{where} does not have enough memory",
         "free memory for the kernel or model and its arrays",
         "choose a smaller --size or model, or end other programs on the board",
     ),
-    "device-memory": Row(
+    "device-memory": (
         UserError,
         "the OpenCL device on {where} does not have enough memory",
         "arrays that fit into the device's memory",
         "choose a smaller --size",
     ),
-    "work-group": Row(
+    "work-group": (
         UserError,
         "the work group is too large for {where}",
         "a work group that the device can run",
         "return a smaller work group from the kernel's launch()",
     ),
-    "driver": Row(
+    "driver": (
         UserError,
         "the OpenCL driver on {where} reports an error",
         "the status CL_SUCCESS",
         "check that the kernel accesses only its arrays, and test the driver with clinfo on the board",
     ),
-    "driver-crashed": Row(
+    "driver-crashed": (
         UserError,
         "the OpenCL driver crashed on {where}",
         "a kernel that accesses only its arrays, and a driver that compiles it",
         "check the kernel's indices, then run it again: the board is still usable",
     ),
 }
+"""The error class, summary, expectation and fix by kind of fault.
+
+The placeholder ``{where}`` is the board's address; other placeholders vary by fault.
+"""
 
 _OF_LOADER = (
     *("busy", "architecture", "memory"),
@@ -196,9 +189,9 @@ def error_of(kind: str, found: str, **words: object) -> UserError:
 
     Raises KeyError for an unknown kind.
     """
-    row = TABLE[kind]
-    summary, expected, fix = (text.format(**words) for text in (row.summary, row.expected, row.fix))
-    return row.error(summary, expected=expected, found=found, fix=fix)
+    error, *texts = TABLE[kind]
+    summary, expected, fix = (text.format(**words) for text in texts)
+    return error(summary, expected=expected, found=found, fix=fix)
 
 
 def loader_error(kind: str, found: str, **words: object) -> UserError:

@@ -14,6 +14,7 @@ import os
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -440,7 +441,7 @@ def emulator(architecture: Architecture) -> list[str]:
     if architecture == host_architecture():
         return []
     name = f"qemu-{architecture.qemu}"
-    program = process.require_program(f"{name}-static" if _has(f"{name}-static") else name, "to emulate the board")
+    program = shutil.which(f"{name}-static") or process.require_program(name, "to emulate the board")
     sysroot = Path("/usr") / architecture.gnu
     if not (sysroot / "lib").is_dir():
         raise ArtefactMissing(
@@ -450,10 +451,6 @@ def emulator(architecture: Architecture) -> list[str]:
             fix=f"run apt-get install g++-{architecture.gnu}",
         )
     return [str(program), "-L", str(sysroot)]
-
-
-def _has(program: str) -> bool:
-    return any((Path(folder) / program).is_file() for folder in os.environ.get("PATH", os.defpath).split(os.pathsep))
 
 
 def _access(config: Config, address: Address) -> access.SshAccess:

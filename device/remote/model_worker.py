@@ -20,7 +20,7 @@ import numpy
 from device.remote import comparing, model_compiling, model_graph, rpc_worker
 from device.remote.model_compiling import Model
 from device.remote.model_plan import Plan
-from device.remote.reporting import FAULT_STATUS, Fault, serve, stage, step, tell
+from device.remote.reporting import Fault, serve, stage, step, tell
 
 COMPILE_LIMIT_S = 1800.0
 BLOCK_BYTES = 1 << 20
@@ -80,10 +80,7 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
         function = module[model_compiling.ENTRY]
         function(*sent)
         found = [item.numpy() for item in outputs[:-1]]
-    wrong = comparing.first_mismatch(found, model.expected, model.tolerances)
-    if wrong is not None:
-        tell(fault="mismatch", found="", **wrong)
-        raise SystemExit(FAULT_STATUS)
+    rpc_worker.require_agreement(found, model.expected, model.tolerances)
     tell(checked=sum(int(item.size) for item in found))
     with stage("time", limit_s):
         for _ in range(request["warm_up"]):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from rich.table import Table
 
 from device.remote import comparing, eager, loader_session, model_compiling, profiling, targets
 from device.remote import environment as environments
@@ -20,7 +19,7 @@ from device.remote.address import LOADER_KINDS, Address
 from device.remote.eager import Eager
 from device.remote.loader_session import SOURCE, Timing
 from device.remote.targets import Target
-from toolchain import files, process, progress, templates
+from toolchain import files, progress, templates
 from toolchain.architecture import host_architecture
 from toolchain.config import Config
 from toolchain.errors import UserError
@@ -153,14 +152,9 @@ class ModelProfile:
     def print(self) -> None:
         """Print the tables on stdout."""
         console = progress.make_console()
-        table = _table(f"{self.model} on {self.device}", show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for row in self.rows():
-            table.add_row(*row)
-        console.print(table)
+        console.print(profiling.table_of_results(f"{self.model} on {self.device}", self.rows()))
         if rows := self.comparison():
-            table = _table("TVM and eager PyTorch on the same board")
+            table = profiling.table("TVM and eager PyTorch on the same board")
             for name in rows[0]:
                 table.add_column(name, overflow="fold")
             for cells in rows[1:]:
@@ -171,7 +165,7 @@ class ModelProfile:
         if not self.operators:
             console.print(NO_OPERATORS)
             return
-        table = _table("operators")
+        table = profiling.table("operators")
         table.add_column("operator", overflow="fold")
         table.add_column("time", justify="right", no_wrap=True)
         table.add_column("share", justify="right", no_wrap=True)
@@ -190,10 +184,6 @@ class ModelProfile:
         """The measurement as an HTML page without external resources."""
         facts = {"done": self, "text": profiling.seconds_text, "no_operators": NO_OPERATORS}
         return templates.render(_TEMPLATE, facts, trim_blocks=True, html=True)
-
-
-def _table(title: str, *, show_header: bool = True) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", show_header=show_header)
 
 
 def profile(
@@ -251,13 +241,7 @@ def profile(
         )
         if export is not None:
             _write(export, library, inputs, expected)
-    foreign = wanted.name != "local"
     emulated = address.kind == "emulator" and wanted.architecture != host_architecture()
-    note = ""
-    if emulated:
-        note = "timed under emulation; not measured on hardware"
-    elif foreign and not facts["model"].startswith("Raspberry Pi"):
-        note = "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"
     return ModelProfile(
         model=facts["name"],
         inputs=tuple(f"{item.dtype} {'×'.join(map(str, item.shape))}" for item in inputs),
@@ -275,7 +259,7 @@ def profile(
         eager=in_torch,
         emulated=emulated,
         work_area_bytes=facts["work_area_bytes"],
-        note=note,
+        note=profiling.note_of(emulated=emulated, foreign=wanted.name != "local", board=facts["model"]),
     )
 
 
@@ -305,22 +289,10 @@ def _compiled(
     Returns the facts that the worker reported, and the library's path.
     """
     library = scratch / "libmodel.so"
-    linker = process.require_program(target.linker(config.remote.linker), f"to link models for {target.title}")
-    request = {
-        "model": reference,
-        "folder": str(folder),
-        "target": dict(target.tvm),
-        "linker": str(linker),
-        "library": str(library),
-        "address": address.as_json() if address is not None else None,
-        **vars(timing),
-        "queue_limit_s": config.remote.queue_limit_s,
-        "session_limit_s": config.remote.session_limit_s,
-    }
-    facts: dict[str, Any] = {}
-    profiling.run_worker(
-        config, target, address, "device.remote.model_worker", request, facts,
-        environment=environment, scratch=scratch, name=reference,
+    common = profiling.request_of(config, target, address, library, timing, "models")
+    facts = profiling.run_worker(
+        config, target, address, "device.remote.model_worker",
+        {"model": reference, "folder": str(folder), **common}, environment=environment, scratch=scratch, name=reference,
     )  # fmt: skip
     return facts, library
 
@@ -398,7 +370,7 @@ def _by_loader(
         found = [board.read(number, like) for number, like in zip(numbers[len(inputs) + 1 : -1], expected, strict=True)]
         wrong = comparing.first_mismatch(found, expected, facts["tolerances"])
         if wrong is not None:
-            raise profiling.mismatch(facts["name"], str(address), wrong, wrong["tolerance"])
+            raise profiling.mismatch("model", facts["name"], str(address), wrong)
         each = Timing(number=1, repeat=timing.number * timing.repeat, min_repeat_ms=0, warm_up=timing.warm_up)
         _, measured = board.time(each, numbers)
         rows = []

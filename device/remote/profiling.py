@@ -7,7 +7,8 @@ import json
 import shutil
 import signal
 import statistics
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,10 +97,8 @@ class Profile:
             found.append(("build", self.build))
         if len(self.devices) > 1:
             found.append(("devices", "\n".join(self.devices)))
-        if self.emulated:
-            found.append(("note", "timed under emulation; not measured on hardware"))
-        elif self.foreign and not self.board.startswith("Raspberry Pi"):
-            found.append(("note", "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"))
+        if note := note_of(emulated=self.emulated, foreign=self.foreign, board=self.board):
+            found.append(("note", note))
         if self.model_s is not None:
             rate = f", {_rate(self.operations / self.model_s / 1e9)} GFLOPS" if self.operations and self.model_s else ""
             found.append(
@@ -109,14 +108,7 @@ class Profile:
 
     def print(self) -> None:
         """Print the table to stdout."""
-        table = Table(
-            title=f"{self.kernel} on {self.device}", title_justify="left", title_style="bold", show_header=False
-        )
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in self.rows():
-            table.add_row(name, value)
-        progress.make_console().print(table)
+        progress.make_console().print(table_of_results(f"{self.kernel} on {self.device}", self.rows()))
 
     def as_json(self) -> str:
         """The measurement as JSON."""
@@ -269,22 +261,10 @@ class _Job:
 
     def _work(self, address: Address | None) -> None:
         environment = environments.ready(self.config)
-        linker = process.require_program(
-            self.target.linker(self.config.remote.linker), f"to link kernels for {self.target.title}"
-        )
-        request = {
-            "kernel": str(self.path),
-            "size": self.size,
-            "target": dict(self.target.tvm),
-            "linker": str(linker),
-            "library": str(self.library),
-            "address": address.as_json() if address is not None else None,
-            **vars(self.timing),
-            "queue_limit_s": self.config.remote.queue_limit_s,
-            "session_limit_s": self.config.remote.session_limit_s,
-        }
-        run_worker(
-            self.config, self.target, address, "device.remote.rpc_worker", request, self.facts,
+        common = request_of(self.config, self.target, address, self.library, self.timing, "kernels")
+        self.facts = run_worker(
+            self.config, self.target, address, "device.remote.rpc_worker",
+            {"kernel": str(self.path), "size": self.size, **common},
             environment=environment, scratch=self.scratch, name=self.path.stem,
         )  # fmt: skip
 
@@ -292,8 +272,8 @@ class _Job:
 
     def qpu_library(self) -> tuple[Path, str, list[Path]]:
         """Compile a C++ kernel with libqpu."""
-        built = qpu_kernel.build(self.config, self.target, self.address, self.path, self.library)
-        return built.library, "-", list(built.folders)
+        folders = qpu_kernel.build(self.config, self.target, self.address, self.path, self.library)
+        return self.library, "-", folders
 
     def by_loader(self, compiled: tuple[Path, str, list[Path]]) -> Profile:
         """Send the library to the loader on the board, then run, check and time the kernel."""
@@ -325,10 +305,9 @@ class _Job:
         """The user's OpenCL file or, if there is none, the source that TVM generates."""
         if self.path.with_suffix(".cl").is_file() or not hasattr(kernel.source, "opencl_module"):
             return self._guarded(lambda: opencl.program(self.path, kernel))
-        made: dict[str, Any] = {}
-        run_worker(
+        made = run_worker(
             self.config, self.target, None, "device.remote.opencl_worker",
-            {"kernel": str(self.path), "size": self.size}, made,
+            {"kernel": str(self.path), "size": self.size},
             environment=environments.ready(self.config), scratch=self.scratch, name=self.path.stem,
         )  # fmt: skip
         return opencl.Program(
@@ -356,14 +335,10 @@ class _Job:
             backend = load(board)
             numbers = [board.array(item) for item in (*kernel.arrays, comparing.blank(kernel.expected))]
             model = board.run(numbers)
-            wrong = comparing.first_difference(
-                board.read(numbers[-1], kernel.expected),
-                kernel.expected,
-                relative=kernel.tolerance[0],
-                absolute=kernel.tolerance[1],
-            )
+            found = board.read(numbers[-1], kernel.expected)
+            wrong = comparing.first_mismatch([found], [kernel.expected], [kernel.tolerance])
             if wrong is not None:
-                raise mismatch(self.path.stem, str(self.address), vars(wrong), kernel.tolerance)
+                raise mismatch("kernel", self.path.stem, str(self.address), wrong)
             _, seconds = board.time(self.timing, numbers)
         facts = {"size": kernel.size, "shape": kernel.shape, "operations": kernel.operations}
         self.facts |= {**facts, "kernel": kernel.name}
@@ -405,25 +380,40 @@ class _Job:
         )
 
 
+def request_of(
+    config: Config, target: Target, address: Address | None, library: Path, timing: Timing, linked: str
+) -> dict[str, Any]:
+    """The part of a request that is the same for kernels and models. Raises ProgramMissing if there is no linker."""
+    linker = process.require_program(target.linker(config.remote.linker), f"to link {linked} for {target.title}")
+    return {
+        "target": dict(target.tvm),
+        "linker": str(linker),
+        "library": str(library),
+        "address": vars(address) if address is not None else None,
+        **vars(timing),
+        "queue_limit_s": config.remote.queue_limit_s,
+        "session_limit_s": config.remote.session_limit_s,
+    }
+
+
 def run_worker(
     config: Config,
     target: Target,
     address: Address | None,
     module: str,
     request: Mapping[str, Any],
-    facts: dict[str, Any],
     *,
     environment: environments.TvmEnvironment,
     scratch: Path,
     name: str,
-) -> None:
-    """Run a worker with ``request`` and collect its results in ``facts``.
+) -> dict[str, Any]:
+    """Run a worker with ``request`` and return its results.
 
     ``name`` identifies the kernel or model in error messages.
     """
-    run = _WorkerRun(facts)
+    run = _WorkerRun()
     done = process.run(
-        environment.command(module),
+        [sys.executable, "-m", module],
         env={**environment.variables, "TMPDIR": str(scratch)},
         stdin=json.dumps(request).encode(),
         on_line=run.handle_line,
@@ -434,13 +424,14 @@ def run_worker(
     if done.returncode != 0:
         compiled = "model" if module.endswith("model_worker") else "kernel"
         raise _error_of_worker(run, done, config, target, name, address, compiled)
+    return run.facts
 
 
 class _WorkerRun:
     """The messages received from the worker so far."""
 
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.facts = facts
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
         self.stage = "start"
         self.limit_s = 0.0
 
@@ -482,7 +473,7 @@ def _error_of_worker(
     if done.returncode == reporting.FAULT_STATUS and "fault" in run.facts:
         facts = run.facts
         if facts["fault"] == "mismatch":
-            return mismatch(name, where, facts, facts["tolerance"])
+            return mismatch(compiled, name, where, facts)
         return faults.error_of(facts["fault"], facts["found"], **words)
     if done.returncode == -signal.SIGALRM:  # a stage exceeded its time limit
         if run.stage == "compile":
@@ -514,19 +505,45 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
     return "the board accepts the connection but does not respond: it is in another session, or its server has exited"
 
 
-def mismatch(kernel: str, where: str, facts: Mapping[str, Any], tolerance: Any) -> ResultMismatch:
-    """The error for a wrong result: the first element that differs, and the number of elements that differ."""
+def mismatch(compiled: str, name: str, where: str, facts: Mapping[str, Any]) -> ResultMismatch:
+    """The error for a wrong result of a "kernel" or "model".
+
+    ``facts`` describes the first element that differs, as ``comparing.first_mismatch`` returns it.
+    """
     index = ", ".join(map(str, facts["index"]))
-    value = facts["value"] if "value" in facts else facts["found"]
-    of_model = "output" in facts
-    result = f"output {facts['output']}" if facts.get("outputs", 1) > 1 else "the result"
+    result = f"output {facts['output']}" if facts["outputs"] > 1 else "the result"
+    relative, absolute = facts["tolerance"]
     fix = "compare parts of the model to find the operator; docs/remote.md explains the tolerance"
     return ResultMismatch(
-        f"{result} of {kernel} on {where} differs from its reference: first at index [{index}]",
-        expected=f"{facts['expected']!r}, within {tolerance[0]:g} relative or {tolerance[1]:g} absolute",
-        found=f"{value!r}; {facts['count']} of {facts['total']} elements differ",
-        fix=fix if of_model else "correct the kernel, or define its TOLERANCE",
+        f"{result} of {name} on {where} differs from its reference: first at index [{index}]",
+        expected=f"{facts['expected']!r}, within {relative:g} relative or {absolute:g} absolute",
+        found=f"{facts['value']!r}; {facts['count']} of {facts['total']} elements differ",
+        fix=fix if compiled == "model" else "correct the kernel, or define its TOLERANCE",
     )
+
+
+def table(title: str, *, show_header: bool = True) -> Table:
+    """An empty table with a title."""
+    return Table(title=title, title_justify="left", title_style="bold", show_header=show_header)
+
+
+def table_of_results(title: str, rows: Sequence[tuple[str, str]]) -> Table:
+    """A table with these rows of names and values."""
+    made = table(title, show_header=False)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def note_of(*, emulated: bool, foreign: bool, board: str) -> str:
+    """A note on a measurement that may not have been made on hardware; empty if there is nothing to note."""
+    if emulated:
+        return "timed under emulation; not measured on hardware"
+    if foreign and not board.startswith("Raspberry Pi"):
+        return "not identified as a Raspberry Pi, possibly emulated; not measured on hardware"
+    return ""
 
 
 def seconds_text(value: float) -> str:

@@ -8,7 +8,6 @@ interface (``loader/kernel.h``).
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from pathlib import Path
 
 from device.remote.address import Address
@@ -24,21 +23,15 @@ from toolchain.errors import ArtefactMissing, CommandFailed, UserError
 _LIBQPU = ROOT / "libqpu"
 
 
-@dataclass(frozen=True)
-class Built:
-    """A kernel's library, and the folders that contain its dependencies on this PC."""
-
-    library: Path
-    folders: tuple[Path, ...]
-
-
 def on_this_pc(target: Target) -> Target:
     """The target with this PC's architecture, because libqpu's emulator runs the kernels natively."""
     return dataclasses.replace(target, architecture=host_architecture())
 
 
-def build(config: Config, target: Target, address: Address, path: Path, library: Path) -> Built:
+def build(config: Config, target: Target, address: Address, path: Path, library: Path) -> list[Path]:
     """Compile the ``.cpp`` file next to ``path`` into ``library`` for the machine at ``address``.
+
+    Returns the folders that contain the library's dependencies on this PC.
 
     Raises UserError with the compiler's error, and ArtefactMissing if there is no libqpu for the board.
     """
@@ -67,7 +60,7 @@ def build(config: Config, target: Target, address: Address, path: Path, library:
             found=next((line for line in fault.tail.splitlines() if "error" in line), fault.found),
             fix="correct the file: docs/libqpu.md describes the language, and docs/remote.md the contents of the file",
         ) from fault
-    return Built(library, (folder,) if here else ())
+    return [folder] if here else []
 
 
 def _boards_libqpu(config: Config) -> Path:

@@ -18,7 +18,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,14 +182,7 @@ def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, 
         function = module[entry]
         function(*arrays)
         result = arrays[-1].numpy()
-    relative, absolute = kernel.tolerance
-    wrong = comparing.first_difference(result, kernel.expected, relative=relative, absolute=absolute)
-    if wrong is not None:
-        tell(
-            fault="mismatch", found="", index=wrong.index, expected=wrong.expected, value=wrong.found,
-            count=wrong.count, total=wrong.total, tolerance=kernel.tolerance,
-        )  # fmt: skip
-        raise SystemExit(FAULT_STATUS)
+    require_agreement([result], [kernel.expected], [kernel.tolerance])
     tell(checked=int(kernel.expected.size))
     with stage("time", limit_s):
         for _ in range(request["warm_up"]):
@@ -203,6 +196,14 @@ def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, 
         )
         measured = evaluate(*arrays)
     tell(seconds=[float(item) for item in measured.results])
+
+
+def require_agreement(found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[tuple[float, float]]) -> None:
+    """Report the first difference between the results and their references, and end the worker, if there is one."""
+    wrong = comparing.first_mismatch(found, expected, tolerances)
+    if wrong is not None:
+        tell(fault="mismatch", found="", **wrong)
+        raise SystemExit(FAULT_STATUS)
 
 
 def loaded(session: Any, library: Path) -> Any:

@@ -34,11 +34,6 @@ class Target:
         return "g++" if self.architecture == host_architecture() else f"{self.architecture.gnu}-g++"
 
 
-def names() -> tuple[str, ...]:
-    """The names of all targets."""
-    return tuple(tomllib.loads(_DATA.read_text()))
-
-
 def load(name: str) -> Target:
     """The target with this name. Raises a UserError that suggests the closest name."""
     rows = tomllib.loads(_DATA.read_text())

@@ -33,7 +33,7 @@ class Run:
 
     def outcomes(self) -> dict[str, str]:
         """Return the outcome of each test in the record."""
-        return {test.name: test.outcome for test in self.record.tests}
+        return {test.nodeid.partition("::")[2]: test.outcome for test in self.record.tests}
 
     def junit_failures(self) -> set[str | None]:
         """Return the tests that did not pass in the JUnit file."""
@@ -121,7 +121,7 @@ def test_suite_that_ends_early_does_not_pass(tmp_path: Path, way: str) -> None:
     assert run.outcomes() == {"test_first": "passed", "test_second": "error", "test_third": "error"}
     assert record.count(run.record.tests) == {"passed": 1, "failed": 0, "errors": 2, "skipped": 0}
     assert run.junit_failures() == {"test_second", "test_third"}
-    texts = {test.name: test.text for test in run.record.tests}
+    texts = {test.nodeid.partition("::")[2]: test.text for test in run.record.tests}
     assert texts["test_third"] == record.PYTEST_ENDED
     if named:
         assert reason in texts[named]
@@ -172,7 +172,7 @@ def test_lost_board_fails_the_remaining_tests(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", a="import os\ndef test_dies(): os._exit(9)\ndef test_after(): pass")
     run = drive(tmp_path)
     assert run.status == 1
-    texts = {test.name: test.text for test in run.record.tests if test.outcome == "error"}
+    texts = {test.nodeid.partition("::")[2]: test.text for test in run.record.tests if test.outcome == "error"}
     assert "closed (status 9) before the suite finished" in texts["test_dies"]
     assert texts["test_after"] == record.BOARD_LOST
     assert run.junit_failures() == {"test_dies", "test_after"}

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tvm_servers
 from remote_kernels import out_of_reach
 
-from device.remote import environment, servers
+from device.remote import environment
 from device.remote.environment import TvmEnvironment
 from toolchain.config import ROOT, Config
 
@@ -43,7 +44,7 @@ def test_the_kernel_runs_on_this_pc(tvm: TvmEnvironment) -> None:
 
 def test_the_kernel_runs_on_a_board(tvm: TvmEnvironment, tmp_path: Path) -> None:
     """TVM's own server on this PC represents the board, so the kernel is compiled for this PC."""
-    with servers.board(tvm) as board:
+    with tvm_servers.board(tvm) as board:
         config = tmp_path / "board.toml"
         config.write_text(f'host = "127.0.0.1"\nport = {board.port}\n[target]\nkind = "llvm"\n')
         done = run(tvm, "--config", str(config), CXX="g++")

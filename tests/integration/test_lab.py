@@ -33,7 +33,7 @@ from device.lab import log, release, run, services
 from device.lab.acquire import acquired
 from device.lab.coordinator import Coordinator, own_name
 from device.labgrid_environment import RemoteBoard
-from device.strategy import Status, cause_of
+from device.strategy import cause_of
 from device.suite_result import Paths
 from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
@@ -397,7 +397,7 @@ def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coor
             assert strategy.server is None
             strategy.transition("booted")
             assert requests == ["/4/0", "/4/1"]
-            strategy.transition(Status.off)
+            strategy.transition("off")
             assert requests[2:] == ["/4/0"]
             made.cleanup()
             switch = f"outlet 4 of the simplerest switch at http://{address}/{{index}}/{{value}}"

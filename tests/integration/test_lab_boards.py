@@ -156,7 +156,7 @@ def test_the_suite_runs_on_a_remote_place(made: Config, tmp_path: Path) -> None:
         done = run.on_place(config, "pi3", run.How(timing=False, suite=tests))
         assert (done.passed, done.failed, done.errors) == (1, 0, 0)
         environment = (run.report_folder(config, run.How()) / "pi3" / "environment.yaml").read_text()
-        assert 'RemotePlace:\n        name: "pi3"' in environment
+        assert "RemotePlace:\n        name: pi3\n" in environment
         assert run.on_tagged(config, "model=pi3", run.How(timing=False, suite=tests)).passed == 1
         assert run.check(config).ok
         assert not services.Lab(config).coordinator.places()["pi3"].holder

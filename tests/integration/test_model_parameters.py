@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tvm_servers
 from lab_parts import eventually
 from registry_parts import small_disk
 from remote_kernels import out_of_reach
 
-from device.remote import environment, models, reporting, servers
+from device.remote import environment, models, reporting
 from device.remote.environment import TvmEnvironment
 from device.remote.loader_session import Timing
 from device.remote.models import ModelProfile
@@ -85,7 +86,7 @@ def run(device: str, *, timing: Timing = QUICK, session_s: float = 60) -> ModelP
     )
 
 
-def obtained(tvm: TvmEnvironment, board: servers.Running, content: bytes, tmp_path: Path) -> tuple[str, bool]:
+def obtained(tvm: TvmEnvironment, board: tvm_servers.Running, content: bytes, tmp_path: Path) -> tuple[str, bool]:
     """Return how a new session obtains the parameters, and whether the server has mapped them."""
     given = tmp_path / "given"
     given.write_bytes(content)
@@ -105,7 +106,7 @@ def processes(group: int) -> set[str]:
 
 
 def test_tracker_and_second_run_sends_no_parameters(tvm: TvmEnvironment, cache: Path) -> None:
-    with servers.tracker(tvm) as tracker, servers.board(tvm, key="pi3", tracker_port=tracker.port):
+    with tvm_servers.tracker(tvm) as tracker, tvm_servers.board(tvm, key="pi3", tracker_port=tracker.port):
         first, second = (run(f"tracker://127.0.0.1:{tracker.port}/pi3") for _ in range(2))
     assert first.checked == second.checked == 10
     assert (first.parameters, second.parameters) == (SENT, KEPT)
@@ -115,14 +116,14 @@ def test_tracker_and_second_run_sends_no_parameters(tvm: TvmEnvironment, cache: 
 
 
 def test_model_runs_on_a_board_behind_a_proxy(tvm: TvmEnvironment, cache: Path) -> None:
-    with servers.proxy(tvm) as proxy, servers.board(tvm, key="far", proxy_port=proxy.port):
+    with tvm_servers.proxy(tvm) as proxy, tvm_servers.board(tvm, key="far", proxy_port=proxy.port):
         done = run(f"proxy://127.0.0.1:{proxy.port}/far")
     assert (done.checked, done.parameters) == (10, SENT)
     assert [file.name for file in cache.iterdir()] == [done.parameters_sha256]
 
 
 def test_parameters_are_mapped_and_damage_is_repaired(tvm: TvmEnvironment, cache: Path, tmp_path: Path) -> None:
-    with servers.board(tvm) as board:
+    with tvm_servers.board(tvm) as board:
         assert obtained(tvm, board, CONTENT, tmp_path) == (SENT, True)
         (file,) = cache.iterdir()
         assert (file.name, file.stat().st_mode & 0o777) == (hashlib.sha256(CONTENT).hexdigest(), 0o600)
@@ -142,7 +143,7 @@ def test_parameters_are_sent_if_they_cannot_be_kept(
     with small_disk(tmp_path / "disk", "64k") as disk:
         for cache, reason in ((disk, "No space left on device"), (Path("/dev/null"), "File exists: '/dev/null'")):
             monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-            with servers.board(tvm) as board:
+            with tvm_servers.board(tvm) as board:
                 expected = f"sent; the board could not keep them ({reason})"
                 assert obtained(tvm, board, CONTENT, tmp_path) == (expected, False)
         assert [path for path in disk.rglob("*") if path.is_file()] == []
@@ -151,7 +152,7 @@ def test_parameters_are_sent_if_they_cannot_be_kept(
 def test_another_server_gets_the_parameters_each_time(tvm: TvmEnvironment, cache: Path, tmp_path: Path) -> None:
     port = ports.free_port()
     words = ["--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1)]
-    with servers._running(tvm, ["-m", "tvm.exec.rpc_server"], words, port) as board:
+    with tvm_servers._running(tvm, ["-m", "tvm.exec.rpc_server"], words, port) as board:
         for _ in range(2):
             expected = "sent; the server is not pitorch's and does not keep them"
             assert obtained(tvm, board, CONTENT, tmp_path) == (expected, False)
@@ -161,7 +162,7 @@ def test_another_server_gets_the_parameters_each_time(tvm: TvmEnvironment, cache
 @pytest.mark.parametrize("how", ["client killed", "timed out", "server stopped"])
 def test_interrupted_transfer_leaves_no_file(tvm: TvmEnvironment, cache: Path, how: str) -> None:
     limit_s = 5 if how == "timed out" else 300
-    with servers.board(tvm) as board:
+    with tvm_servers.board(tvm) as board:
         before = processes(board.process.pid)
         words = [sys.executable, "-c", HALF, str(board.port), str(limit_s)]
         with subprocess.Popen(words, env={**os.environ, **tvm.variables}, stdout=subprocess.PIPE) as client:
@@ -187,10 +188,10 @@ def test_lost_client_of_a_model_leaves_the_cache_only(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ended: list[UserError] = []
 
-    def computed_s(board: servers.Running) -> int:
+    def computed_s(board: tvm_servers.Running) -> int:
         return sum(map(int, process.output_of(["ps", "-o", "cputimes=", "-s", str(board.process.pid)]).split()))
 
-    with servers.board(tvm) as board:
+    with tvm_servers.board(tvm) as board:
         before = processes(board.process.pid)
 
         def endless() -> None:

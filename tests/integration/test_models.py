@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy
 import pytest
+import tvm_servers
 from preloaded_workers import preloaded_workers
 
 from benchmarks.models import compare
-from device.remote import comparing, eager, environment, loader_session, models, servers, targets
+from device.remote import comparing, eager, environment, loader_session, models, targets
 from device.remote.address import parse
 from device.remote.loader_session import Timing
 from device.remote.models import ModelProfile
@@ -166,7 +167,7 @@ def test_model_runs_on_a_board_with_tvm(
     tvm: environment.TvmEnvironment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with servers.board(tvm) as board:
+    with tvm_servers.board(tvm) as board:
         done = run("remote_models:cnn", device=f"127.0.0.1:{board.port}")
     assert done.checked == 10
     assert done.parameters == "sent, and kept on the board"

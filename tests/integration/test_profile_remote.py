@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tvm_servers
 from lab_parts import eventually
 from remote_kernels import CRASHING, RIGHT, out_of_reach, write
 
-from device.remote import environment, profiling, servers
+from device.remote import environment, profiling
 from device.remote.environment import TvmEnvironment
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile
@@ -39,15 +40,15 @@ def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
 
 
 @pytest.fixture(scope="module")
-def tracker(tvm: TvmEnvironment) -> Iterator[servers.Running]:
-    with servers.tracker(tvm) as running:
+def tracker(tvm: TvmEnvironment) -> Iterator[tvm_servers.Running]:
+    with tvm_servers.tracker(tvm) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def direct(tvm: TvmEnvironment) -> Iterator[servers.Running]:
+def direct(tvm: TvmEnvironment) -> Iterator[tvm_servers.Running]:
     """Run a board's RPC server that clients reach directly, without a tracker or proxy."""
-    with servers.board(tvm) as running:
+    with tvm_servers.board(tvm) as running:
         yield running
 
 
@@ -79,7 +80,7 @@ def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserE
     return thread, ended
 
 
-def until_in_session(board: servers.Running, sessions: int) -> None:
+def until_in_session(board: tvm_servers.Running, sessions: int) -> None:
     deadline = time.monotonic() + 60
     while board.log().count("load_module") < sessions:
         assert time.monotonic() < deadline, board.log()
@@ -146,47 +147,47 @@ def test_local_crash_does_not_crash_the_task(tmp_path: Path) -> None:
     assert caught.value.found == "killed by SIGSEGV"
 
 
-def test_direct_session(direct: servers.Running) -> None:
+def test_direct_session(direct: tvm_servers.Running) -> None:
     done = run(f"127.0.0.1:{direct.port}", kernel="gemm", size=48)
     assert done.checked == 48 * 48
     assert done.device == f"127.0.0.1:{direct.port}"
 
 
-def test_session_through_a_tracker(tvm: TvmEnvironment, tracker: servers.Running) -> None:
-    with servers.board(tvm, key="one", tracker_port=tracker.port):
+def test_session_through_a_tracker(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
+    with tvm_servers.board(tvm, key="one", tracker_port=tracker.port):
         assert run(f"tracker://127.0.0.1:{tracker.port}/one").checked == 1024
 
 
 def test_session_with_a_board_behind_a_proxy(tvm: TvmEnvironment) -> None:
-    with servers.proxy(tvm) as proxy, servers.board(tvm, key="android", proxy_port=proxy.port):
+    with tvm_servers.proxy(tvm) as proxy, tvm_servers.board(tvm, key="android", proxy_port=proxy.port):
         for _ in range(2):  # the board reconnects after each session
             assert run(f"proxy://127.0.0.1:{proxy.port}/android").checked == 1024
 
 
-def test_session_through_tracker_and_proxy(tvm: TvmEnvironment, tracker: servers.Running) -> None:
-    with servers.proxy(tvm, tracker.port) as proxy, servers.board(tvm, key="far", proxy_port=proxy.port):
+def test_session_through_tracker_and_proxy(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
+    with tvm_servers.proxy(tvm, tracker.port) as proxy, tvm_servers.board(tvm, key="far", proxy_port=proxy.port):
         assert run(f"tracker://127.0.0.1:{tracker.port}/far").checked == 1024
 
 
-def test_unknown_key_is_reported_immediately(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+def test_unknown_key_is_reported_immediately(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
     with pytest.raises(UserError) as caught:
         run(f"tracker://127.0.0.1:{tracker.port}/nobody")
     assert "the tracker offers" in caught.value.found
-    with servers.board(tvm, key="mine") as board, pytest.raises(UserError) as caught:
+    with tvm_servers.board(tvm, key="mine") as board, pytest.raises(UserError) as caught:
         run(f"127.0.0.1:{board.port}")
     assert caught.value.found == "the server has a key: connect through its tracker or proxy"
 
 
 def test_unknown_key_of_a_proxy_is_a_busy_board(tvm: TvmEnvironment) -> None:
     """TVM's proxy makes clients wait until a board connects, so an unknown key has the same effect as a busy board."""
-    with servers.proxy(tvm) as proxy, pytest.raises(InUse) as caught:
+    with tvm_servers.proxy(tvm) as proxy, pytest.raises(InUse) as caught:
         run(f"proxy://127.0.0.1:{proxy.port}/nobody", queue_s=2)
     assert caught.value.expected == "a session within 2 s"
     assert caught.value.found.endswith("or no board with that key is connected to the proxy")
 
 
 def test_board_behind_a_proxy_is_busy_then_free_then_lost(tvm: TvmEnvironment) -> None:
-    with servers.proxy(tvm) as proxy, servers.board(tvm, key="far", proxy_port=proxy.port) as board:
+    with tvm_servers.proxy(tvm) as proxy, tvm_servers.board(tvm, key="far", proxy_port=proxy.port) as board:
         device = f"proxy://127.0.0.1:{proxy.port}/far"
         with pytest.raises(BoardLost) as timed_out:
             run(device, session_s=3, timing=ENDLESS)
@@ -208,10 +209,10 @@ def test_board_behind_a_proxy_is_busy_then_free_then_lost(tvm: TvmEnvironment) -
     assert [type(item) for item in ended] == [BoardLost]
 
 
-def test_board_of_tracker_and_proxy_is_busy_or_gone(tvm: TvmEnvironment, tracker: servers.Running) -> None:
-    with servers.proxy(tvm, tracker.port) as proxy:
+def test_board_of_tracker_and_proxy_is_busy_or_gone(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
+    with tvm_servers.proxy(tvm, tracker.port) as proxy:
         device = f"tracker://127.0.0.1:{tracker.port}/behind"
-        with servers.board(tvm, key="behind", proxy_port=proxy.port) as board:
+        with tvm_servers.board(tvm, key="behind", proxy_port=proxy.port) as board:
             thread, ended = holding(device, session_s=600)
             until_in_session(board, 1)
             with pytest.raises(InUse) as caught:
@@ -227,7 +228,7 @@ def test_board_of_tracker_and_proxy_is_busy_or_gone(tvm: TvmEnvironment, tracker
         assert "or disconnected (a proxy does not inform its tracker)" in caught.value.found
 
 
-def test_unreachable_board_is_silent(direct: servers.Running, tvm: TvmEnvironment) -> None:
+def test_unreachable_board_is_silent(direct: tvm_servers.Running, tvm: TvmEnvironment) -> None:
     nobody = f"127.0.0.1:{ports.free_port()}"
     for device in (nobody, f"proxy://{nobody}/key", f"tracker://127.0.0.1:{direct.port}/key"):
         with pytest.raises(BoardSilent) as caught:
@@ -235,7 +236,7 @@ def test_unreachable_board_is_silent(direct: servers.Running, tvm: TvmEnvironmen
         assert caught.value.exit_code == 40
 
 
-def test_wrong_result_is_reported_with_its_first_index(tmp_path: Path, direct: servers.Running) -> None:
+def test_wrong_result_is_reported_with_its_first_index(tmp_path: Path, direct: tvm_servers.Running) -> None:
     wrong = ("return a * numpy.float32(2)", "b = a * numpy.float32(2); b[[70, 90]] = 1e6; return b")
     with pytest.raises(ResultMismatch) as caught:
         run(f"127.0.0.1:{direct.port}", kernel=str(write(tmp_path, RIGHT, wrong)))
@@ -251,14 +252,14 @@ def test_elements_that_a_kernel_does_not_write_are_found(tmp_path: Path) -> None
         run("local", kernel=str(write(tmp_path, RIGHT, less)))
 
 
-def test_kernel_for_another_machine_is_refused(direct: servers.Running) -> None:
+def test_kernel_for_another_machine_is_refused(direct: tvm_servers.Running) -> None:
     with pytest.raises(PlatformMismatch) as caught:
         run(f"127.0.0.1:{direct.port}", target="armv7")
     assert re.search(r"the board runs x86-64 \(64-bit\), the code is for ARM \(32-bit\)", caught.value.found)
 
 
-def test_board_in_a_session_is_busy_and_a_killed_one_is_lost(tvm: TvmEnvironment, tracker: servers.Running) -> None:
-    with servers.board(tvm) as plain, servers.board(tvm, key="held", tracker_port=tracker.port) as queued:
+def test_board_in_a_session_is_busy_and_a_killed_one_is_lost(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
+    with tvm_servers.board(tvm) as plain, tvm_servers.board(tvm, key="held", tracker_port=tracker.port) as queued:
         devices = {f"127.0.0.1:{plain.port}": plain, f"tracker://127.0.0.1:{tracker.port}/held": queued}
         held = [holding(device, session_s=600) for device in devices]
         for device, board in devices.items():
@@ -274,7 +275,7 @@ def test_board_in_a_session_is_busy_and_a_killed_one_is_lost(tvm: TvmEnvironment
 
 
 def test_session_times_out_and_the_board_is_free_again(tvm: TvmEnvironment) -> None:
-    with servers.board(tvm) as board:
+    with tvm_servers.board(tvm) as board:
         device = f"127.0.0.1:{board.port}"
         with pytest.raises(BoardLost) as caught:
             run(device, session_s=3, timing=ENDLESS)
@@ -291,7 +292,7 @@ def test_lost_client_leaves_no_process_and_no_file(
         """Return the processes of a group except zombies: the server reads the status of zombies later."""
         return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
 
-    with servers.board(tvm) as board:
+    with tvm_servers.board(tvm) as board:
         before = processes(board.process.pid)
         thread, ended = holding(f"127.0.0.1:{board.port}", session_s=20)
         until_in_session(board, 1)
@@ -305,9 +306,9 @@ def test_lost_client_leaves_no_process_and_no_file(
         eventually(lambda: list(tmp_path.rglob("*.so")) == [])
 
 
-def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
     """After the timeout, the next client in the tracker's queue gets the board."""
-    with servers.board(tvm, key="short", tracker_port=tracker.port) as board:
+    with tvm_servers.board(tvm, key="short", tracker_port=tracker.port) as board:
         device = f"tracker://127.0.0.1:{tracker.port}/short"
         thread, ended = holding(device, session_s=10)
         until_in_session(board, 1)
@@ -320,7 +321,7 @@ def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker:
 
 def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
     """As in a power failure, the board does not close its connections."""
-    with servers.board(tvm) as board:
+    with tvm_servers.board(tvm) as board:
         thread, ended = holding(f"127.0.0.1:{board.port}", session_s=8)
         until_in_session(board, 1)
         os.killpg(board.process.pid, signal.SIGSTOP)
@@ -333,7 +334,7 @@ def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
 def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a crash, TVM's server without the launcher would accept the next connection but never respond."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with servers.board(tvm) as board:
+    with tvm_servers.board(tvm) as board:
         device = f"127.0.0.1:{board.port}"
         with pytest.raises(BoardLost):
             run(device, kernel=str(write(tmp_path, CRASHING)))
@@ -346,11 +347,11 @@ def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monk
 
 
 @pytest.mark.timeout(600)
-def test_twenty_clients_share_three_boards(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+def test_twenty_clients_share_three_boards(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
     with (
-        servers.board(tvm, key="pool", tracker_port=tracker.port) as first,
-        servers.board(tvm, key="pool", tracker_port=tracker.port) as second,
-        servers.board(tvm, key="pool", tracker_port=tracker.port) as third,
+        tvm_servers.board(tvm, key="pool", tracker_port=tracker.port) as first,
+        tvm_servers.board(tvm, key="pool", tracker_port=tracker.port) as second,
+        tvm_servers.board(tvm, key="pool", tracker_port=tracker.port) as third,
     ):
         device = f"tracker://127.0.0.1:{tracker.port}/pool"
 

@@ -12,7 +12,7 @@ import pytest
 
 from nfsroot.boot_files import BootParts
 from sdcard import bmap, first_boot
-from sdcard.image import Identifiers, _used_blocks, imager_devices
+from sdcard.image import _used_blocks, imager_devices, number_of, uuid_of
 from toolchain import process
 from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, ConfigError
@@ -65,9 +65,8 @@ def test_all_blocks_but_the_free_ones_are_used(free: str, used: list[tuple[int, 
 
 
 def test_identifiers_depend_on_tree_and_purpose() -> None:
-    ids = Identifiers("a")
-    assert len({ids.number("disk"), ids.number("boot"), Identifiers("b").number("disk")}) == 3
-    assert ids.uuid("root") == Identifiers("a").uuid("root")
+    assert len({number_of("a", "disk"), number_of("a", "boot"), number_of("b", "disk")}) == 3
+    assert uuid_of("a", "root") == uuid_of("a", "root") != uuid_of("b", "root")
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,8 @@ class _Builder:
         if rank is not None and not options:  # torch quantises neither integers nor calls with other options
             if target in _LAYERS:
                 made = getattr(self, _LAYERS[target])(name, arguments, rank)
+            elif target in _OPERATORS:
+                made = self._call(_OPERATORS[target], arguments)
             elif target in _METHODS:
                 made = self.graph.call_method(_METHODS[target], tuple(self._value(item) for item in arguments))
             elif target in _FUNCTIONS:
@@ -145,33 +147,30 @@ class _Builder:
 
     # The layers, by the names of their ATen operators.
 
-    def _convolution(self, kind: str, name: str, arguments: list[Any]) -> Any:
-        x, weight, bias, stride, padding, dilation, groups = _filled(arguments, (None, 1, 0, 1, 1), 2)
+    def _weights(self, weight: Any, bias: Any) -> dict[str, Any] | None:
+        """The weight and, unless the layer has none, the bias; None if one of them is not a constant."""
         values = {"weight": self._constant(weight)}
-        if values["weight"] is None or (bias is not None and self._constant(bias) is None):
-            return None
         if bias is not None:
             values["bias"] = self._constant(bias)
+        return None if any(value is None for value in values.values()) else values
+
+    def _convolution(self, name: str, arguments: list[Any], _rank: int) -> Any:
+        x, weight, bias, stride, padding, dilation, groups = _filled(arguments, (None, 1, 0, 1, 1), 2)
+        values = self._weights(weight, bias)
+        if values is None:
+            return None
         shape = values["weight"].shape
-        module = getattr(self.torch.nn, kind)(
+        module = getattr(self.torch.nn, f"Conv{len(shape) - 2}d")(
             shape[1] * groups, shape[0], tuple(shape[2:]), _tuple(stride), _tuple(padding), _tuple(dilation), groups,
             bias is not None,
         )  # fmt: skip
         return self._module(name, module, values, x)
 
-    def _conv1d(self, name: str, arguments: list[Any], _rank: int) -> Any:
-        return self._convolution("Conv1d", name, arguments)
-
-    def _conv2d(self, name: str, arguments: list[Any], _rank: int) -> Any:
-        return self._convolution("Conv2d", name, arguments)
-
     def _linear(self, name: str, arguments: list[Any], _rank: int) -> Any:
         x, weight, bias = _filled(arguments, (None,), 2)
-        values = {"weight": self._constant(weight)}
-        if values["weight"] is None or (bias is not None and self._constant(bias) is None):
+        values = self._weights(weight, bias)
+        if values is None:
             return None
-        if bias is not None:
-            values["bias"] = self._constant(bias)
         made, given = values["weight"].shape
         return self._module(name, self.torch.nn.Linear(given, made, bias is not None), values, x)
 
@@ -202,12 +201,6 @@ class _Builder:
     def _dropout(self, _name: str, arguments: list[Any], _rank: int) -> Any:
         return None if arguments[2] else self._value(arguments[0])
 
-    def _add(self, _name: str, arguments: list[Any], _rank: int) -> Any:
-        return self._call(operator.add, arguments)
-
-    def _mul(self, _name: str, arguments: list[Any], _rank: int) -> Any:
-        return self._call(operator.mul, arguments)
-
 
 def _filled(arguments: list[Any], defaults: Sequence[Any], required: int) -> list[Any]:
     return [*arguments, *defaults[len(arguments) - required :]]
@@ -218,16 +211,16 @@ def _tuple(value: Any) -> Any:
 
 
 _LAYERS = {
-    "aten.conv1d.default": "_conv1d",
-    "aten.conv2d.default": "_conv2d",
+    "aten.conv1d.default": "_convolution",
+    "aten.conv2d.default": "_convolution",
     "aten.linear.default": "_linear",
     "aten.batch_norm.default": "_batch_norm",
     "aten.lstm.input": "_lstm",
     "aten.dropout.default": "_dropout",
-    "aten.add.Tensor": "_add",
-    "aten.mul.Tensor": "_mul",
 }
 """Methods that create layers. If a method returns None, the operator is called."""
+
+_OPERATORS = {"aten.add.Tensor": operator.add, "aten.mul.Tensor": operator.mul}
 
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "aten.relu.default": ("nn.functional.relu", {}),
