@@ -249,6 +249,21 @@ def test_profile_remote_needs_either_a_kernel_or_a_model(words: tuple[str, ...],
 
 
 @pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("push-artefacts",), 25, "there is no artefact to push"),
+        (("pull-artefacts", "--registry", "http://x/y"), 10, "must not contain a scheme"),
+        (("build-wheel", "numpy"), 25, "NAME==VERSION"),
+        (("build-wheel", "./nothing"), 25, "there is no project at"),
+    ],
+)
+def test_tasks_exit_with_the_code_of_the_error(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    done = run(*words, INVOKE_BUILD_FOLDER=str(tmp_path / "build"))
+    assert said in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("verify", "torch", "--sample=x"), "--sample: expected a number, found 'x'"),
