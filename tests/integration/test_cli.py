@@ -189,6 +189,13 @@ def test_the_file_overrides_environment_variables(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("task", ["shell", "deploy"])
+def test_shells_and_deployments_can_select_qpulib(task: str) -> None:
+    done = run(task, "--qpulib=upstreem")
+    assert done.returncode == 11
+    assert "qpu.library: expected one of local, upstream; did you mean 'upstream'?, found 'upstreem'" in done.stderr
+
+
 @pytest.mark.parametrize("form", ["yaml", "yml", "json"])
 def test_the_file_is_relative_to_the_callers_folder(tmp_path: Path, form: str) -> None:
     (tmp_path / f"mine.{form}").write_text('{"image": {"suite": "sid"}}')
