@@ -323,7 +323,7 @@ def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monk
 
 
 @pytest.mark.timeout(600)
-def test_twenty_clients_share_three_boards(tvm: TvmEnvironment, tracker: servers.Running) -> None:
+def test_six_clients_share_three_boards(tvm: TvmEnvironment, tracker: servers.Running) -> None:
     with (
         servers.board(tvm, key="pool", tracker_port=tracker.port) as first,
         servers.board(tvm, key="pool", tracker_port=tracker.port) as second,
@@ -334,9 +334,9 @@ def test_twenty_clients_share_three_boards(tvm: TvmEnvironment, tracker: servers
         def client(number: int) -> Profile:
             return run(device, size=16 * (number + 1), queue_s=500, session_s=300)
 
-        with ThreadPoolExecutor(20) as pool:
-            done = list(pool.map(client, range(20)))
-        assert [item.checked for item in done] == [16 * (number + 1) for number in range(20)]
+        with ThreadPoolExecutor(6) as pool:
+            done = list(pool.map(client, range(6)))
+        assert [item.checked for item in done] == [16 * (number + 1) for number in range(6)]
         served = [board.log().count("load_module") for board in (first, second, third)]
-        assert sum(served) == 20
+        assert sum(served) == 6
         assert min(served) > 0
