@@ -117,16 +117,6 @@ def test_the_option_architecture_is_for_its_own_task_only(tmp_path: Path) -> Non
     assert "trixie-armhf/nfsroot.manifest.json" in done.stderr
 
 
-def test_all_configuration_errors_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INVOKE_IMAGE_SUITE", "trixi")
-    monkeypatch.setenv("INVOKE_NFS_PORT", "0")
-    done = run("build-image", "--plan")
-    assert done.returncode == 11
-    assert "2 errors" in done.stderr
-    assert "image.suite: expected one of trixie, bookworm; did you mean 'trixie'?" in done.stderr
-    assert "nfs.port" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -199,6 +189,13 @@ def test_the_file_overrides_environment_variables(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("task", ["shell", "deploy"])
+def test_shells_and_deployments_can_select_qpulib(task: str) -> None:
+    done = run(task, "--qpulib=upstreem")
+    assert done.returncode == 11
+    assert "qpu.library: expected one of local, upstream; did you mean 'upstream'?, found 'upstreem'" in done.stderr
+
+
 @pytest.mark.parametrize("form", ["yaml", "yml", "json"])
 def test_the_file_is_relative_to_the_callers_folder(tmp_path: Path, form: str) -> None:
     (tmp_path / f"mine.{form}").write_text('{"image": {"suite": "sid"}}')
@@ -259,6 +256,21 @@ def test_profile_remote_needs_either_a_kernel_or_a_model(words: tuple[str, ...],
 
 
 @pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("push-artefacts",), 25, "there is no artefact to push"),
+        (("pull-artefacts", "--registry", "http://x/y"), 10, "must not contain a scheme"),
+        (("build-wheel", "numpy"), 25, "NAME==VERSION"),
+        (("build-wheel", "./nothing"), 25, "there is no project at"),
+    ],
+)
+def test_tasks_exit_with_the_code_of_the_error(tmp_path: Path, words: tuple[str, ...], code: int, said: str) -> None:
+    done = run(*words, INVOKE_BUILD_FOLDER=str(tmp_path / "build"))
+    assert said in done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("verify", "torch", "--sample=x"), "--sample: expected a number, found 'x'"),
@@ -288,32 +300,6 @@ def test_an_invalid_value_is_refused(words: tuple[str, ...], said: str) -> None:
 
 
 LONG = "n" * 256
-
-
-def test_all_invalid_paths_are_reported_together(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    given = {
-        "BUILD_FOLDER": "/dev/null",
-        "TORCH_WHEELHOUSE": LONG,
-        "NFS_FOLDER": "~/tree",
-        "REMOTE_LINKER": "/proc/x/g++",
-    }
-    variables = {f"INVOKE_{name}": path for name, path in given.items()}
-    done = run("build-image", "--plan", HOME=str(file), SUDO_UID="", **variables)
-    assert "build.folder: expected a folder, found '/dev/null'" in done.stderr
-    assert "torch.wheelhouse: expected a path whose parts have at most 255 bytes each" in done.stderr
-    assert f"nfs.folder: expected a path below a folder, and {file} is not a folder, found '~/tree'" in done.stderr
-    assert "remote.linker: expected a path outside /proc and /sys" in done.stderr
-    assert (done.returncode, "Traceback" in done.stderr) == (11, False)
-
-
-def test_a_path_with_a_nul_is_refused(tmp_path: Path) -> None:
-    settings = tmp_path / "mine.yaml"
-    settings.write_text('build: {folder: "a\\0b"}\n')
-    done = run(f"--config={settings}", "build-image", "--plan")
-    assert "build.folder: expected a path without a NUL character" in done.stderr
-    assert (done.returncode, "Traceback" in done.stderr) == (11, False)
 
 
 @pytest.mark.parametrize("option", ["--folder", "--tarball"])

@@ -164,10 +164,7 @@ def test_cuda_timing_reports_time_or_missing_gpu(config: Config, environment: Ma
 @pytest.mark.parametrize(
     ("op", "inputs", "said"),
     [
-        ("nothing.at_all", (), "there is no operation"),
         ("torch.pi", (), "it cannot be called"),
-        ("add2", ("f32",), "expected TYPE[SIZE"),
-        ("add2", ("f33[4]",), "expected TYPE[SIZE"),
         ("axpy", ("two", "f32[4]", "f32[4]"), "or a number, found 'two'"),
     ],
 )
@@ -470,10 +467,15 @@ def test_inputs_are_parsed_as_types_with_sizes(
     assert tool.parse_input(text) == meaning
 
 
-@pytest.mark.parametrize("text", ["", "f32", "f32[]", "f32[-1]", "f64[3]", "f32[3] "])
+@pytest.mark.parametrize("text", ["", "f32", "f33[4]", "f32[]", "f32[-1]", "f64[3]", "f32[3] "])
 def test_invalid_inputs_are_refused(tool: ModuleType, text: str) -> None:
     with pytest.raises(ValueError, match="expected TYPE"):
         tool.parse_input(text)
+
+
+def test_an_unknown_operation_is_refused(tool: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"there is no operation 'nothing\.at_all'"):
+        tool.find_operation("nothing.at_all")
 
 
 def test_the_page_shows_the_recorded_figures() -> None:

@@ -221,3 +221,4 @@ def test_tree_is_entered_as_root_for_every_user(tmp_path: Path, user: str, privi
     assert run.record.error is not None
     assert run.record.error["summary"] == "the suite did not start on the board"
     assert "mount.nfs" in run.record.error["expected"]
+    assert "Traceback" not in run.output

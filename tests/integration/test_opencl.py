@@ -52,18 +52,21 @@ __kernel void twice(__global const float *in, __global float *out) {
 LAYER = """\
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl_layer.h>
+#include <cstdlib>
+#include <cstring>
 #include <tuple>
 
 static cl_icd_dispatch functions;
+static cl_int code;
 
 template <typename... Given>
 static void fail(cl_int (*&function)(Given...)) {
-  function = [](Given...) -> cl_int { return CODE; };
+  function = [](Given...) -> cl_int { return code; };
 }
 template <typename Made, typename... Given>
 static void fail(Made (*&function)(Given...)) {
   function = [](Given... given) -> Made {
-    *std::get<sizeof...(Given) - 1>(std::make_tuple(given...)) = CODE;
+    *std::get<sizeof...(Given) - 1>(std::make_tuple(given...)) = code;
     return nullptr;
   };
 }
@@ -76,13 +79,17 @@ extern "C" cl_int clGetLayerInfo(cl_layer_info, size_t, void *to, size_t *size) 
 
 extern "C" cl_int clInitLayer(cl_uint, const cl_icd_dispatch *below, cl_uint *count, const cl_icd_dispatch **layer) {
   functions = *below;
-  fail(functions.FUNCTION);
+  const char *fault = std::getenv("FAULT");
+  FAULTS
   *layer = &functions;
   *count = sizeof functions / sizeof(void *);
   return CL_SUCCESS;
 }
 """
-"""A layer between libOpenCL.so and the driver (CL/cl_layer.h): one function returns an error, POCL runs the others."""
+"""A layer between libOpenCL.so and the driver (CL/cl_layer.h): one function returns an error, POCL runs the others.
+
+The environment variable FAULT contains the function and the error.
+"""
 
 
 POCL = Path("/etc/OpenCL/vendors/pocl.icd")
@@ -382,55 +389,69 @@ def test_endless_kernel_times_out(tmp_path: Path) -> None:
     assert caught.value.expected == "completion within 3 s"
 
 
+FAULTS = [
+    ("clGetDeviceIDs", "CL_OUT_OF_RESOURCES", "no OpenCL device", r" \(clGetDeviceIDs: CL_OUT_OF_RESOURCES\)$"),
+    ("clCreateContext", "CL_DEVICE_NOT_AVAILABLE", "driver on local reports an error", ""),
+    ("clCreateContext", "CL_OUT_OF_HOST_MEMORY", "local does not have enough memory", ""),
+    (
+        "clBuildProgram",
+        "CL_BUILD_PROGRAM_FAILURE",
+        "does not compile on local",
+        "clBuildProgram: CL_BUILD_PROGRAM_",
+    ),
+    ("clBuildProgram", "CL_COMPILER_NOT_AVAILABLE", "driver on local reports an error", ""),
+    ("clBuildProgram", "CL_OUT_OF_HOST_MEMORY", "local does not have enough memory", ""),
+    ("clCreateKernel", "CL_OUT_OF_RESOURCES", "driver on local reports an error", ""),
+    (
+        *("clCreateBuffer", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "device on local does not have enough memory"),
+        r" for an array of 1 MiB after 0 MiB; the device has \d+ MiB, ",
+    ),
+    ("clCreateBuffer", "CL_OUT_OF_RESOURCES", "driver on local reports an error", r" for an array of 1 MiB"),
+    ("clEnqueueWriteBuffer", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "device on local does not have enough", ""),
+    ("clSetKernelArg", "CL_OUT_OF_RESOURCES", "driver on local reports an error", ""),
+    (
+        *("clEnqueueNDRangeKernel", "CL_OUT_OF_RESOURCES", "driver on local reports an error"),
+        " for 96×1×1 work items in work groups of 32×1×1$",
+    ),
+    ("clEnqueueNDRangeKernel", "CL_INVALID_WORK_GROUP_SIZE", "work group is too large for local", " groups of 32×"),
+    ("clFinish", "-9999", "driver on local reports an error", "clFinish: error -9999$"),
+    ("clGetEventProfilingInfo", "CL_PROFILING_INFO_NOT_AVAILABLE", "driver on local reports an error", ""),
+    ("clEnqueueReadBuffer", "CL_OUT_OF_RESOURCES", "driver on local reports an error", ""),
+]
+"""Functions of the driver and their error codes, and what the error's summary and cause contain."""
+
+UNREPORTED = [("clGetProgramBuildInfo", "CL_INVALID_VALUE"), ("clGetProgramInfo", "CL_OUT_OF_RESOURCES")]
+"""Functions whose errors are not reported as such."""
+
+
+@pytest.fixture(scope="module")
+def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compile the layer with all faults that the tests select, and return its path."""
+    made = tmp_path_factory.mktemp("layer") / "layer.so"
+    selection = "".join(
+        f'if (std::strcmp(fault, "{function} {code}") == 0) code = {code}, fail(functions.{function});\n'
+        for function, code in [*UNREPORTED, *(row[:2] for row in FAULTS)]
+    )
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(made)]
+    process.run(command, stdin=LAYER.replace("FAULTS", selection).encode(), limit_s=300)
+    return made
+
+
 @contextlib.contextmanager
-def failing(folder: Path, function: str, code: str) -> Iterator[None]:
+def failing(layer: Path, function: str, code: str) -> Iterator[None]:
     """Make a function of this PC's OpenCL driver return an error code."""
-    layer = folder / "layer.so"
-    defined = (f"-DFUNCTION={function}", f"-DCODE={code}")
-    command = ["g++", "-std=c++17", "-shared", "-fPIC", *defined, "-x", "c++", "-", "-o", str(layer)]
-    process.run(command, stdin=LAYER.encode(), limit_s=300)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENCL_LAYERS", str(layer))
+        patch.setenv("FAULT", f"{function} {code}")
         yield
 
 
-@pytest.mark.parametrize(
-    ("function", "code", "summary", "found"),
-    [
-        ("clGetDeviceIDs", "CL_OUT_OF_RESOURCES", "no OpenCL device", r" \(clGetDeviceIDs: CL_OUT_OF_RESOURCES\)$"),
-        ("clCreateContext", "CL_DEVICE_NOT_AVAILABLE", "driver on local reports an error", ""),
-        ("clCreateContext", "CL_OUT_OF_HOST_MEMORY", "local does not have enough memory", ""),
-        (
-            "clBuildProgram",
-            "CL_BUILD_PROGRAM_FAILURE",
-            "does not compile on local",
-            "clBuildProgram: CL_BUILD_PROGRAM_",
-        ),
-        ("clBuildProgram", "CL_COMPILER_NOT_AVAILABLE", "driver on local reports an error", ""),
-        ("clBuildProgram", "CL_OUT_OF_HOST_MEMORY", "local does not have enough memory", ""),
-        ("clCreateKernel", "CL_OUT_OF_RESOURCES", "driver on local reports an error", ""),
-        (
-            *("clCreateBuffer", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "device on local does not have enough memory"),
-            r" for an array of 1 MiB after 0 MiB; the device has \d+ MiB, ",
-        ),
-        ("clCreateBuffer", "CL_OUT_OF_RESOURCES", "driver on local reports an error", r" for an array of 1 MiB"),
-        ("clEnqueueWriteBuffer", "CL_MEM_OBJECT_ALLOCATION_FAILURE", "device on local does not have enough", ""),
-        ("clSetKernelArg", "CL_OUT_OF_RESOURCES", "driver on local reports an error", ""),
-        (
-            *("clEnqueueNDRangeKernel", "CL_OUT_OF_RESOURCES", "driver on local reports an error"),
-            " for 96×1×1 work items in work groups of 32×1×1$",
-        ),
-        ("clEnqueueNDRangeKernel", "CL_INVALID_WORK_GROUP_SIZE", "work group is too large for local", " groups of 32×"),
-        ("clFinish", "-9999", "driver on local reports an error", "clFinish: error -9999$"),
-        ("clGetEventProfilingInfo", "CL_PROFILING_INFO_NOT_AVAILABLE", "driver on local reports an error", ""),
-        ("clEnqueueReadBuffer", "CL_OUT_OF_RESOURCES", "driver on local reports an error", ""),
-    ],
-)
+@pytest.mark.parametrize(("function", "code", "summary", "found"), FAULTS)
 def test_error_code_of_the_driver_is_reported(
-    tmp_path: Path, function: str, code: str, summary: str, found: str
+    tmp_path: Path, layer: Path, function: str, code: str, summary: str, found: str
 ) -> None:
     path = write(tmp_path)
-    with failing(tmp_path, function, code), pytest.raises(UserError, match=summary) as caught:
+    with failing(layer, function, code), pytest.raises(UserError, match=summary) as caught:
         run(path)
     assert re.search(found or f"^{function}: {code}$", caught.value.found)
     assert function in caught.value.found
@@ -439,18 +460,18 @@ def test_error_code_of_the_driver_is_reported(
     assert run(path).checked == 96
 
 
-def test_compile_error_is_reported_without_a_build_log(tmp_path: Path) -> None:
+def test_compile_error_is_reported_without_a_build_log(tmp_path: Path, layer: Path) -> None:
     path = write(tmp_path, ("in[i] * 2.0f", "in[i] * factor"))
-    layer = failing(tmp_path, "clGetProgramBuildInfo", "CL_INVALID_VALUE")
-    with layer, pytest.raises(UserError, match="does not compile on local") as caught:
+    fault = failing(layer, "clGetProgramBuildInfo", "CL_INVALID_VALUE")
+    with fault, pytest.raises(UserError, match="does not compile on local") as caught:
         run(path)
     expected = "clBuildProgram: CL_BUILD_PROGRAM_FAILURE / clGetProgramBuildInfo: CL_INVALID_VALUE"
     assert caught.value.found == expected
 
 
-def test_kernel_runs_if_the_driver_returns_no_binary(tmp_path: Path) -> None:
+def test_kernel_runs_if_the_driver_returns_no_binary(tmp_path: Path, layer: Path) -> None:
     path = write(tmp_path)
-    with failing(tmp_path, "clGetProgramInfo", "CL_OUT_OF_RESOURCES"):
+    with failing(layer, "clGetProgramInfo", "CL_OUT_OF_RESOURCES"):
         for _ in range(2):
             assert run(path).build.startswith("compiled on the board in ")
 

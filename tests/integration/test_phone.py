@@ -452,8 +452,7 @@ def mapped(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("end", ["limit", "server", "adbd"])
-@pytest.mark.parametrize("profile", [run, run_model])
+@pytest.mark.parametrize(("end", "profile"), [("limit", run), ("server", run), ("adbd", run), ("server", run_model)])
 def test_lost_phone_is_reported_and_cleaned(
     product_config: Config,
     root: Path,

@@ -153,22 +153,6 @@ def test_direct_session(direct: tvm_servers.Running) -> None:
     assert done.device == f"127.0.0.1:{direct.port}"
 
 
-def test_session_through_a_tracker(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
-    with tvm_servers.board(tvm, key="one", tracker_port=tracker.port):
-        assert run(f"tracker://127.0.0.1:{tracker.port}/one").checked == 1024
-
-
-def test_session_with_a_board_behind_a_proxy(tvm: TvmEnvironment) -> None:
-    with tvm_servers.proxy(tvm) as proxy, tvm_servers.board(tvm, key="android", proxy_port=proxy.port):
-        for _ in range(2):  # the board reconnects after each session
-            assert run(f"proxy://127.0.0.1:{proxy.port}/android").checked == 1024
-
-
-def test_session_through_tracker_and_proxy(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
-    with tvm_servers.proxy(tvm, tracker.port) as proxy, tvm_servers.board(tvm, key="far", proxy_port=proxy.port):
-        assert run(f"tracker://127.0.0.1:{tracker.port}/far").checked == 1024
-
-
 def test_unknown_key_is_reported_immediately(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
     with pytest.raises(UserError) as caught:
         run(f"tracker://127.0.0.1:{tracker.port}/nobody")
@@ -213,8 +197,10 @@ def test_board_of_tracker_and_proxy_is_busy_or_gone(tvm: TvmEnvironment, tracker
     with tvm_servers.proxy(tvm, tracker.port) as proxy:
         device = f"tracker://127.0.0.1:{tracker.port}/behind"
         with tvm_servers.board(tvm, key="behind", proxy_port=proxy.port) as board:
+            assert run(device).checked == 1024
+            served = board.log().count("load_module")
             thread, ended = holding(device, session_s=600)
-            until_in_session(board, 1)
+            until_in_session(board, served + 1)
             with pytest.raises(InUse) as caught:
                 run(device, queue_s=1)
             assert caught.value.found.startswith("all 1 boards with that key are in sessions")
@@ -272,15 +258,6 @@ def test_board_in_a_session_is_busy_and_a_killed_one_is_lost(tvm: TvmEnvironment
             process.end_group(board.process, polite_s=0.2)
             thread.join()
             assert [type(item) for item in ended] == [BoardLost]
-
-
-def test_session_times_out_and_the_board_is_free_again(tvm: TvmEnvironment) -> None:
-    with tvm_servers.board(tvm) as board:
-        device = f"127.0.0.1:{board.port}"
-        with pytest.raises(BoardLost) as caught:
-            run(device, session_s=3, timing=ENDLESS)
-        assert caught.value.expected == "completion within 3 s"
-        assert run(device).checked == 1024
 
 
 def test_lost_client_leaves_no_process_and_no_file(
@@ -347,7 +324,7 @@ def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monk
 
 
 @pytest.mark.timeout(600)
-def test_twenty_clients_share_three_boards(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
+def test_six_clients_share_three_boards(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
     with (
         tvm_servers.board(tvm, key="pool", tracker_port=tracker.port) as first,
         tvm_servers.board(tvm, key="pool", tracker_port=tracker.port) as second,
@@ -358,9 +335,9 @@ def test_twenty_clients_share_three_boards(tvm: TvmEnvironment, tracker: tvm_ser
         def client(number: int) -> Profile:
             return run(device, size=16 * (number + 1), queue_s=500, session_s=300)
 
-        with ThreadPoolExecutor(20) as pool:
-            done = list(pool.map(client, range(20)))
-        assert [item.checked for item in done] == [16 * (number + 1) for number in range(20)]
+        with ThreadPoolExecutor(6) as pool:
+            done = list(pool.map(client, range(6)))
+        assert [item.checked for item in done] == [16 * (number + 1) for number in range(6)]
         served = [board.log().count("load_module") for board in (first, second, third)]
-        assert sum(served) == 20
+        assert sum(served) == 6
         assert min(served) > 0

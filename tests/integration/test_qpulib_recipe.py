@@ -456,6 +456,8 @@ def test_pkg_config_selects_the_mode_of_the_library(
         pytest.skip("pkg-config is not installed")
     stage, _ = made(checkout, tmp_path / "work", mode, debug=debug)
     library = stage / "opt/pitorch/lib"
+    with (library / "libqpu.so.1").open("rb") as stream:
+        assert (ELFFile(stream).get_section_by_name(".debug_info") is not None) is debug
     (tmp_path / "program.cpp").write_text(PROGRAM)
     flags = subprocess.run(
         ["pkg-config", "--cflags", "--libs", "qpu"],
@@ -473,13 +475,6 @@ def test_pkg_config_selects_the_mode_of_the_library(
         text=True,
     )
     assert done.stdout == says
-
-
-def test_only_debug_keeps_its_symbols(checkout: Checkout, tmp_path: Path) -> None:
-    for debug in (False, True):
-        stage, _ = made(checkout, tmp_path / "work", debug=debug)
-        with (stage / "opt/pitorch/lib/libqpu.so.1").open("rb") as stream:
-            assert (ELFFile(stream).get_section_by_name(".debug_info") is not None) is debug
 
 
 def test_each_mode_has_its_own_objects(checkout: Checkout, tmp_path: Path) -> None:
@@ -560,18 +555,7 @@ def test_command_line_selects_upstream_qpulib(tmp_path: Path) -> None:
     own = planned(tmp_path, "local")
     assert own.returncode == 0
     assert "libqpu for the target" in own.stdout
-    wrong = planned(tmp_path, "upstreem")
-    assert wrong.returncode == 11
-    assert "qpu.library: expected one of local, upstream; did you mean 'upstream'?, found 'upstreem'" in wrong.stderr
     assert not (tmp_path / "build").exists(), "planning must not change anything"
-
-
-@pytest.mark.parametrize("task", ["shell", "deploy"])
-def test_shells_and_deployments_can_select_qpulib(tmp_path: Path, task: str) -> None:
-    argv = [sys.executable, "-m", "invoke", task, "--qpulib=upstreem"]
-    done = subprocess.run(argv, cwd=ROOT, env=git_free(), capture_output=True, text=True, check=False)
-    assert done.returncode == 11
-    assert "qpu.library: expected one of local, upstream; did you mean 'upstream'?, found 'upstreem'" in done.stderr
 
 
 @pytest.mark.engine

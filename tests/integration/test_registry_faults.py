@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -41,8 +40,8 @@ from registry_parts import (
 )
 
 from registry import client as registry
-from registry import connection, passwords, retries, transfer, trust
 from registry import local as local_registry
+from registry import passwords, retries, transfer, trust
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings
 from registry.reference import Reference, resolve
@@ -52,10 +51,8 @@ from toolchain.errors import (
     EngineUnavailable,
     RegistryBroke,
     RegistryConnectionRefused,
-    RegistryFailed,
     RegistryFull,
     RegistryHostUnknown,
-    RegistryUnreachable,
     RegistryUntrusted,
     UserError,
 )
@@ -114,43 +111,6 @@ def test_refused_connection_is_reported(client: docker.DockerClient, tmp_path: P
     fault = expect(client, config_for(tmp_path, f"127.0.0.1:{free_port()}"), RegistryConnectionRefused, 20)
     assert "refused" in fault.found
     assert "./inv registry up" in fault.fix
-
-
-def test_silent_host_is_unreachable(
-    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
-    monkeypatch.setattr(connection, "_READ_S", 0.5)
-    monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.5,) * len(retries.RETRY_DELAYS_S))
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        config = config_for(tmp_path, f"127.0.0.1:{silent.getsockname()[1]}")
-        with image(client, config.image_reference("system")), pytest.raises(RegistryUnreachable) as caught:
-            registry.push(config)
-    assert (type(caught.value), caught.value.exit_code) == (RegistryUnreachable, 20)
-
-
-def test_other_http_server_is_reported(client: docker.DockerClient, tmp_path: Path) -> None:
-    import http.server
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(404)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            config = config_for(tmp_path, f"127.0.0.1:{server.server_address[1]}")
-            with image(client, config.image_reference("system")), pytest.raises(RegistryFailed) as caught:
-                registry.push(config)
-        finally:
-            server.shutdown()
-            thread.join()
-    assert (type(caught.value), caught.value.exit_code) == (RegistryFailed, 35)
-    assert "HTTP 404" in caught.value.found
 
 
 def test_upper_case_names_are_refused(client: docker.DockerClient, tmp_path: Path) -> None:

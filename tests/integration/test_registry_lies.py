@@ -351,9 +351,11 @@ def test_unusable_proxy_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, pro
 
 def test_404_is_not_retried() -> None:
     with front(lambda handler: handler.reply(404)) as server, connected_to(server.address) as remote:
-        with pytest.raises(RegistryFailed, match="unexpected response"):
+        with pytest.raises(RegistryFailed, match="unexpected response") as caught:
             log_in(remote, actions="pull", user="")
         assert len(server.requests) == 1
+    assert caught.value.exit_code == 35
+    assert "HTTP 404" in caught.value.found
 
 
 # ------------------------------------------------------------------------------------------ invalid data
@@ -376,6 +378,7 @@ def test_silent_server_reports_http_and_https(monkeypatch: pytest.MonkeyPatch) -
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with connected_to(address) as remote, pytest.raises(RegistryUnreachable) as caught:
             remote.ping()
+    assert caught.value.exit_code == 20
     assert "over HTTP: " in caught.value.found
     assert "over HTTPS: " in caught.value.found
 

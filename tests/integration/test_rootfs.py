@@ -25,7 +25,7 @@ from images import probe, rootfs
 from toolchain import files
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import Config
-from toolchain.errors import CommandFailed, DiskFull, NetworkUnreachable, UserError
+from toolchain.errors import CommandFailed, DiskFull, UserError
 from toolchain.files import sha256_of
 
 SMALL = ("ca-certificates", "python3", "python3-packaging")
@@ -294,21 +294,6 @@ def test_an_unknown_package_is_named(spec: rootfs.RootSpec, tmp_path: Path) -> N
     assert "no-such-package-here" in caught.value.expected
     assert "extra_packages" in caught.value.fix
     assert not (tmp_path / "root.tar").exists()
-
-
-def test_an_unreachable_mirror_is_reported(spec: rootfs.RootSpec, tmp_path: Path) -> None:
-    """The lists exist, but the mirror no longer responds, so packages that have not been stored cannot be fetched."""
-    gone = tuple(dataclasses.replace(item, uri="http://127.0.0.1:1/debian") for item in spec.sources)
-    lists = tmp_path / "lists"
-    lists.mkdir()
-    for path in spec.lists.iterdir():
-        if path.is_file():
-            _, _, rest = path.name.partition("_dists_")
-            (lists / f"127.0.0.1:1_debian_dists_{rest}").write_bytes(path.read_bytes())
-    wanted = dataclasses.replace(spec, sources=gone, lists=lists, archives=tmp_path / "archives")
-    with pytest.raises(NetworkUnreachable) as caught:
-        rootfs.build_tar(wanted, tmp_path / "root.tar", tmp_path / "root.log")
-    assert "--update" in caught.value.fix
 
 
 def test_foreign_programs_that_do_not_run_are_explained(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def client() -> Iterator[docker.DockerClient]:
         yield found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def image(client: docker.DockerClient) -> Iterator[str]:
     need("docker", "ldd")
     if os.uname().machine != "x86_64":

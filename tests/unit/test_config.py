@@ -382,6 +382,17 @@ def test_values_that_cannot_be_paths_are_refused(tmp_path: Path, name: str, path
     assert path_fault_of(name, path.replace("FOLDER", folder)).startswith(said.replace("FOLDER", folder))
 
 
+def test_a_path_in_a_home_that_is_a_file_is_shown_with_its_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.touch()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    said = f"expected a path below a folder, and {home} is not a folder, found '~/tree'"
+    assert path_fault_of("nfs.folder", "~/tree") == said
+
+
 @pytest.mark.parametrize("path", ["/dev/null", "FOLDER/file", "FOLDER/dangling"])
 @pytest.mark.parametrize("name", FOLDERS)
 def test_file_in_place_of_a_folder_is_refused(tmp_path: Path, name: str, path: str) -> None:
