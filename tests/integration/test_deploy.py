@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from device_parts import layer
+from waiting import eventually
 
 from device import deploy
 from flow import main_job
@@ -226,9 +226,7 @@ def test_ctrl_c_while_writing_leaves_the_tree_unchanged(tmp_path: Path) -> None:
             deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
             status = 2
         os._exit(status if status == 2 else 0)
-    deadline = time.monotonic() + 60
-    while not list((layout.tree / "opt/pitorch/lib").glob(".*.part")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: list((layout.tree / "opt/pitorch/lib").glob(".*.part")), interval_s=0.01)
     os.kill(child, signal.SIGINT)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0, "the deployment was interrupted before it finished"

@@ -28,6 +28,7 @@ import psutil
 import pytest
 from docker.context import ContextAPI
 from spare_bridge import spare_bridge
+from waiting import eventually
 
 from doctor.containers import check_container, engine_findings, judge_engine
 from doctor.finding import Verdict
@@ -330,11 +331,8 @@ def test_an_engine_that_ends_during_work_is_reported(
         }
         with concurrent.futures.ThreadPoolExecutor(1) as pool, contextlib.closing(connect()) as watcher:
             work = pool.submit(jobs[doing])
-            deadline = time.monotonic() + 120
-            while not (running := watcher.containers.list()):
-                assert time.monotonic() < deadline, "the container did not start"
-                assert not work.done(), work.exception()
-                time.sleep(0.05)
+            running = eventually(lambda: work.done() or watcher.containers.list(), limit_s=120)
+            assert not work.done(), work.exception()
             inside = running[0].attrs["State"]["Pid"]
             try:
                 os.kill(json.loads(daemon.state.read_text())["pid"], signal.SIGKILL)
@@ -445,8 +443,7 @@ def test_the_error_names_the_group_of_the_socket(tmp_path: Path) -> None:
             ]
         )
         try:
-            while not address.exists():
-                time.sleep(0.02)
+            eventually(address.exists)
             address.chmod(0o660)
             drop = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             ended = subprocess.run(

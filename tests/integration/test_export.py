@@ -19,7 +19,6 @@ import sys
 import tarfile
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +29,7 @@ import pytest
 from nasty_image import tree_listing
 from ordinary_user import run_python
 from spare_bridge import spare_bridge
+from waiting import eventually
 
 from engine.connect import connect, engine_lost
 from engine.dockerd import Daemon
@@ -579,11 +579,7 @@ def test_an_interrupted_export_keeps_the_old_tree(
         cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     started = Layout(place).aside / "tree"
-    deadline = time.monotonic() + 60
-    while not (started.is_dir() and any(started.iterdir())):
-        assert child.poll() is None, "the export ended before it could be interrupted"
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    eventually(lambda: started.is_dir() and any(started.iterdir()), interval_s=0.002, task=child)
     child.send_signal(number)
     child.wait(30)
     assert child.returncode != 0

@@ -23,10 +23,11 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from lab_parts import LIMIT_S, eventually, running, with_boards
+from lab_parts import running, with_boards
 from labgrid import Environment
 from labgrid.strategy import StrategyError
 from test_device_environment import exported_in
+from waiting import LIMIT_S, eventually
 
 from device import labgrid_environment, suite
 from device.lab import log, release, run, services

@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 from device_parts import bootable, elsewhere, layer, write_suite
-from lab_parts import eventually, running, with_boards
+from lab_parts import running, with_boards
+from waiting import eventually
 
 from device import deploy
 from device.lab import run, services

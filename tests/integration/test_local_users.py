@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +23,7 @@ import pytest
 from device_parts import write_suite
 from test_device_drive import drive
 from test_serve import in_foreground, marked
+from waiting import eventually
 
 from device import chain
 from device.record import Record
@@ -167,8 +167,7 @@ def test_other_users_cannot_reach_test_on_pis_server(open_folder: Path, tmp_path
     )
     with ThreadPoolExecutor(1) as thread:
         run = thread.submit(drive, tmp_path, served=(tree, port), private_network=True)
-        while not up.exists() and not run.done():
-            time.sleep(0.05)
+        eventually(lambda: up.exists() or run.done())
         assert not run.done(), run.result().output
         assert intrude(open_folder, port, tree) == NOTHING
         go.touch()

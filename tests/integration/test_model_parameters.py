@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab_parts import eventually
 from registry_parts import small_disk
 from remote_kernels import out_of_reach
+from waiting import eventually
 
 from device.remote import environment, models, reporting, servers
 from device.remote.environment import TvmEnvironment

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 import pytest
-from lab_parts import eventually
+from waiting import eventually
 
 from device import deploy
 from nfsroot import access, netboot

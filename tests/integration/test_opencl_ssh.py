@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 from extracted_root import extract_root
-from lab_parts import eventually
 from test_device_environment import exported_in
 from test_opencl import needs_pocl, write
 from test_remote_ssh import DEVICE, Running, reachable
+from waiting import eventually
 
 from device.remote import profiling, targets
 from device.remote.loader_session import Timing

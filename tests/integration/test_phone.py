@@ -20,7 +20,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from extracted_root import extract_root
 from remote_kernels import CRASHING, PARALLEL, RIGHT, write
 from test_opencl import write as write_opencl
 from test_opencl_ssh import ARM64_PACKAGES
+from waiting import eventually
 
 from device.remote import environment, loader_session, models, phone, profiling, targets
 from device.remote.address import parse
@@ -206,13 +206,6 @@ def needs_compiler() -> str:
     if shutil.which(compiler) is None:
         pytest.skip(f"the program {compiler} is missing; ./inv installs it")
     return compiler
-
-
-def eventually(holds: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, f"the condition did not become true within {limit_s:g} s"
-        time.sleep(0.05)
 
 
 def child(pid: int) -> int:
@@ -432,7 +425,7 @@ def test_opencl_session_that_fails_leaves_nothing_on_a_phone(
     with own_server(tmp_path) as server:
 
         def lose() -> None:
-            eventually(lambda: mapped("/twice.so"), 1800)
+            eventually(lambda: mapped("/twice.so"), limit_s=1800)
             server.kill()
 
         losing = threading.Thread(target=lose)
@@ -472,7 +465,7 @@ def test_lost_phone_is_reported_and_cleaned(
             pid = server.pid if end == "server" else adbd
 
             def stop() -> None:
-                eventually(lambda: computes(namespace), 600)  # The kernel or model is compiled first.
+                eventually(lambda: computes(namespace), limit_s=600)  # The kernel or model is compiled first.
                 os.kill(pid, signal.SIGKILL)
 
             ending = threading.Thread(target=stop)

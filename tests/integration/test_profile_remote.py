@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_parts import eventually
 from remote_kernels import CRASHING, RIGHT, out_of_reach, write
+from waiting import eventually
 
 from device.remote import environment, profiling, servers
 from device.remote.environment import TvmEnvironment
@@ -80,10 +80,7 @@ def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserE
 
 
 def until_in_session(board: servers.Running, sessions: int) -> None:
-    deadline = time.monotonic() + 60
-    while board.log().count("load_module") < sessions:
-        assert time.monotonic() < deadline, board.log()
-        time.sleep(0.1)
+    eventually(lambda: board.log().count("load_module") >= sessions, board.log)
 
 
 @pytest.mark.parametrize(("kernel", "size"), [("add_one", 0), ("gemm", 64), ("gemm", 33)])
@@ -337,9 +334,7 @@ def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monk
         device = f"127.0.0.1:{board.port}"
         with pytest.raises(BoardLost):
             run(device, kernel=str(write(tmp_path, CRASHING)))
-        deadline = time.monotonic() + 120
-        while board.log().count("pitorch: serving at") < 2 and time.monotonic() < deadline:
-            time.sleep(0.2)
+        eventually(lambda: board.log().count("pitorch: serving at") >= 2, board.log, limit_s=120)
         assert "is being restarted" in board.log()
         assert list(tmp_path.rglob("*.so")) == []
         assert run(device).checked == 1024

@@ -38,6 +38,7 @@ from registry_parts import (
     tags_of,
 )
 from rich.console import Console
+from waiting import eventually
 
 from registry import client as registry
 from registry import local as local_registry
@@ -559,7 +560,7 @@ def test_ctrl_c_stops_the_push(client: docker.DockerClient, plain: Registry, tmp
                 text=True,
             )
             try:
-                wait_for(lambda: slow.sent > 1 * MIB)
+                eventually(lambda: slow.sent > 1 * MIB)
                 child.send_signal(signal.SIGINT)
                 output, _ = child.communicate(timeout=20)
             finally:
@@ -568,7 +569,7 @@ def test_ctrl_c_stops_the_push(client: docker.DockerClient, plain: Registry, tmp
             assert "KeyboardInterrupt" in output, "tasks.py catches KeyboardInterrupt and exits with 130"
             assert tags_of(client, config) == before
             # Data in the kernel's buffers (several MiB) still passes through the slow relay.
-            wait_for(lambda: is_idle(slow))
+            eventually(lambda: is_idle(slow))
             assert slow.sent < 15 * MIB, "the engine must stop the push as well"
     assert ask(plain, "/v2/pitorch/interrupted/tags/list").status_code == 404
 
@@ -577,10 +578,3 @@ def is_idle(proxy: Proxy) -> bool:
     sent = proxy.sent
     time.sleep(0.5)
     return proxy.sent == sent
-
-
-def wait_for(condition: object, limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"timed out after {limit_s} s"
-        time.sleep(0.02)

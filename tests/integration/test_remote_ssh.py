@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from lab_parts import eventually
 from ssh_board import ssh_board, sshd_in
 from test_device_environment import exported_in
 from test_models import SUPPORT, description
 from test_netboot import bridged, ip
+from waiting import eventually
 
 from device.remote import eager, environment, models, profiling, targets
 from device.remote.address import parse

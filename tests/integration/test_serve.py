@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from lab_parts import eventually
+from waiting import eventually
 
 from nfsroot import export, serve
 from nfsroot.layout import Layout, identity_of, write_marker

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import requests
 from test_torch_wheel import a_wheel
+from waiting import eventually
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
 from flow.serve_wheels import Offer, serve_wheels
@@ -91,17 +92,9 @@ def raw(index: str, target: str, method: str = "GET") -> bytes:
     return b"".join(parts)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, because the server prints a request after the client has received the response."""
-    for _ in range(400):
-        if condition():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("timed out after 20 s")
-
-
 def wait_for(printed: list[str], count: int) -> None:
-    wait_until(lambda: len(printed) >= count)
+    """Wait for lines, because the server prints a request after the client has received the response."""
+    eventually(lambda: len(printed) >= count)
 
 
 def config_for(tmp_path: Path, wheelhouse: Path, **wheels: object) -> Config:
@@ -346,9 +339,9 @@ def test_log_shows_the_progress_of_a_download(
     monkeypatch.setattr(progress, "console", progress.make_console(file=io.StringIO()))
     monkeypatch.setattr(progress._LineBar, "_EVERY_S", 0.0)
     assert get(f"{index}/packages/{large.name}").content == large.read_bytes()
-    wait_until(lambda: any(" 200 " in line for line in printed))
+    eventually(lambda: any(" 200 " in line for line in printed))
     get(f"{index}/simple/thing/")
-    wait_until(lambda: "/simple/thing/" in printed[-1])
+    eventually(lambda: "/simple/thing/" in printed[-1])
     lines = [re.fullmatch(rf" *{re.escape(large.name)}: (\d+) %", line) for line in printed[:-2]]
     shares = [int(found[1]) for found in lines if found]
     assert len(shares) == len(lines) > 100, "the file must be sent in blocks"

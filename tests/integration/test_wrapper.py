@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from toolchain.config import ROOT
 
@@ -285,11 +286,7 @@ def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
     """Start a run that waits while pip is running, and return its process."""
     (checkout.folder / "hold").touch()
     process = checkout.start("held", cwd=None, HOLD="1", **env)
-    deadline = time.monotonic() + 120
-    while not (checkout.folder / "building").exists():
-        assert time.monotonic() < deadline, "pip did not start the build"
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    eventually((checkout.folder / "building").exists, "pip did not start the build", limit_s=120, task=process)
     return process
 
 

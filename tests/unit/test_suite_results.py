@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from device import suite
 from device.suite_result import Paths
@@ -67,11 +67,7 @@ def running(config: Config, paths: Paths, tmp_path: Path) -> Iterator[subprocess
     argv = [sys.executable, "-c", RUN, json.dumps(settings(tmp_path)), NOBODY]
     started = subprocess.Popen(argv, cwd=ROOT, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
-        while not paths.environment.is_file():
-            assert started.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(paths.environment.is_file, task=started)
         yield started
     finally:
         started.kill()
