@@ -579,12 +579,8 @@ def test_a_stale_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
     """The pocket's index exists and is signed. Only fetching the lists shows that the mirror is outdated."""
-    archive.make_stale("stone-security")
-    try:
-        with served(archive.folder) as uri:
-            finding = check_pockets(sources(archive, uri), tmp_path / "scratch", strict=strict)
-    finally:
-        archive.publish("stone-security")
+    with archive.stale("stone-security"), served(archive.folder) as uri:
+        finding = check_pockets(sources(archive, uri), tmp_path / "scratch", strict=strict)
     assert finding.verdict is verdict
     assert "stone-security" in finding.found
     assert "left out" in finding.found

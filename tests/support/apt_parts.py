@@ -92,6 +92,8 @@ class Archive:
         self.keyring = self._key.keyring
         self.fingerprint = self._key.fingerprint
         self.close = self._key.close
+        (folder / "pool").mkdir()
+        (folder / "pool" / "hello.deb").write_bytes(b"x")
         for suite in ("stone", "stone-updates", "stone-security"):
             self.publish(suite)
 
@@ -126,16 +128,20 @@ class Archive:
     def _sources(self) -> str:
         """Return the index of source packages: one package with one file."""
         description = self.folder / "pool" / "hello_1.0.dsc"
-        description.parent.mkdir(exist_ok=True)
         description.write_text("Format: 1.0\nSource: hello\nVersion: 1.0\n")
         content = description.read_bytes()
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
         return SOURCES.format(md5=md5, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
-    def make_stale(self, suite: str) -> None:
-        """Replace the mirror's files with files that are older than the index."""
+    @contextlib.contextmanager
+    def stale(self, suite: str) -> Iterator[None]:
+        """Replace the mirror's files with files that are older than the index during the block."""
         for name in ("binary-armhf/Packages.gz", "source/Sources.gz"):
             (self.folder / "dists" / suite / "main" / name).write_bytes(b"of yesterday")
+        try:
+            yield
+        finally:
+            self.publish(suite)
 
     def source(self, suite: str, uri: str, name: str, also: str = "") -> apt.Source:
         """Return an apt source for a pocket of this archive."""
