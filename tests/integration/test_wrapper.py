@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from machine import OWN_BINFMT, in_user_namespace
 from waiting import eventually
 
 from toolchain.config import ROOT
@@ -634,44 +635,18 @@ def test_unknown_requirement_is_reported(checkout: Checkout) -> None:
 # ------------------------------------------------------------------------------------------------ binfmt
 
 
-def in_user_namespace(checkout: Checkout, before: str) -> subprocess.CompletedProcess[str]:
-    script = f'{before}\n"$0" task && cd /proc/sys/fs/binfmt_misc && cat qemu-arm qemu-aarch64'
-    return subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", script, checkout.folder / "inv"],
-        env={**os.environ, "PITORCH_SKIP_APT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.fixture
-def own_binfmt() -> str:
-    """Return the command that mounts an empty binfmt_misc in a user namespace (Linux 6.7 and newer)."""
-    mount = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
-    script = f"{mount} && ls /proc/sys/fs/binfmt_misc"
-    ended = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if ended.returncode or "qemu-arm" in ended.stdout or not Path("/usr/lib/binfmt.d/qemu-arm.conf").is_file():
-        pytest.skip("needs Linux 6.7, user namespaces, and qemu-user-static (or qemu-user-binfmt)")
-    return mount
-
-
 @pytest.mark.emulation
 @pytest.mark.parametrize("state", ["absent", "without F", "unmounted"])
-def test_missing_emulator_is_registered(ready: Checkout, own_binfmt: str, state: str) -> None:
-    register = "sed -e 's|:[A-Z]*$|:P|' /usr/lib/binfmt.d/qemu-arm.conf >/proc/sys/fs/binfmt_misc/register"
+def test_missing_emulator_is_registered(ready: Checkout, qemu_conf: Path, state: str) -> None:
+    register = f"sed -e 's|:[A-Z]*$|:P|' {qemu_conf} >/proc/sys/fs/binfmt_misc/register"
     before = {
-        "absent": own_binfmt,
-        "without F": f"{own_binfmt}\n{register}",
+        "absent": OWN_BINFMT,
+        "without F": f"{OWN_BINFMT}\n{register}",
         # The mount point is an empty folder, as in a plain container.
         "unmounted": "mount -t proc proc /proc 2>/dev/null || mount -t tmpfs tmpfs /proc/sys/fs/binfmt_misc",
     }[state]
-    ended = in_user_namespace(ready, before)
+    script = f'{before}\n"$0" task && cd /proc/sys/fs/binfmt_misc && cat qemu-arm qemu-aarch64'
+    ended = in_user_namespace(script, ready.folder / "inv", PITORCH_SKIP_APT="1")
     assert ended.returncode == 0, ended.stderr
     assert "register the emulator" in ended.stderr
     flags = re.findall(r"^flags: (\w+)$", ended.stdout, re.MULTILINE)
@@ -680,18 +655,12 @@ def test_missing_emulator_is_registered(ready: Checkout, own_binfmt: str, state:
     assert "|task\n" in ended.stdout
 
 
-def test_task_runs_if_registration_fails(ready: Checkout, own_binfmt: str) -> None:
+def test_task_runs_if_registration_fails(ready: Checkout, qemu_conf: Path) -> None:
     before = "mount -t tmpfs -o ro tmpfs /proc/sys/fs/binfmt_misc"
     script = (
         f'{before}\n{{ umount /sys/kernel/debug; }} 2>/dev/null || true\nexec setpriv --bounding-set -all "$0" task'
     )
-    ended = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", script, ready.folder / "inv"],
-        env={**os.environ, "PITORCH_SKIP_APT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = in_user_namespace(script, ready.folder / "inv", PITORCH_SKIP_APT="1")
     assert ended.returncode == 0, ended.stderr
     assert "WARNING some ARM programs cannot be executed on this machine" in ended.stderr
     assert ended.stdout.endswith("|task\n")
