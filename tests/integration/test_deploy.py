@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from device_parts import layer
+from exports import mark_as_export
 from waiting import eventually
 
 from device import deploy
 from flow import main_job
-from nfsroot.layout import Layout, identity_of, write_marker
+from nfsroot.layout import Layout
 from nfsroot.tree import TreeHash
 from toolchain import files
 from toolchain.config import ROOT, load_config
@@ -39,10 +40,7 @@ def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
         place = layout.tree / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-    layout.folder.mkdir()
-    write_marker(layout, frozenset({identity_of(layout.tree)}))
-    facts = {"image_id": "sha256:1", "rootfs_sha256": TreeHash.of(layout.tree).sha256}
-    Manifest(step="nfsroot", key="k", inputs={}, facts=facts).write(layout.manifest)
+    mark_as_export(layout, image_id="sha256:1", rootfs_sha256=TreeHash.of(layout.tree).sha256)
     return layout
 
 

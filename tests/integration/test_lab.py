@@ -23,10 +23,10 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from exports import exported_in
 from lab_parts import running, with_boards
 from labgrid import Environment
 from labgrid.strategy import StrategyError
-from test_device_environment import exported_in
 from waiting import LIMIT_S, eventually
 
 from device import labgrid_environment, suite
@@ -41,7 +41,6 @@ from nfsroot.private_network import private_network
 from toolchain import board_events, files, ports, reaper
 from toolchain.config import ROOT, Config, LabConfig
 from toolchain.errors import BoardSilent, DeviceTestsFailed, InUse, NetworkUnreachable, UserError
-from toolchain.manifest import Manifest
 
 BOARDS = ("pi3=pi@192.0.2.3 model=pi3 bits=32", "pi4=192.0.2.4:2222 model=pi4 bits=64")
 
@@ -676,10 +675,7 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(
 @pytest.fixture
 def built_tree(config: Config, tmp_path: Path) -> Config:
     """Return the lab's configuration with another export, whose manifest states that its image was built here."""
-    made = exported_in(tmp_path / "export")
-    Manifest(step="nfsroot", key="k", inputs={}, facts={"image_id": "1", "built_image": "1"}).write(
-        Layout.of(made).manifest
-    )
+    made = exported_in(tmp_path / "export", image_id="1", built_image="1")
     return replace(made, lab=config.lab, build=config.build, device=replace(made.device, boot_timeout_s=2.0))
 
 

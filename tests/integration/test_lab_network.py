@@ -18,8 +18,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from device_parts import write_suite
+from exports import exported_in
 from ssh_board import ssh_board, sshd_in
-from test_device_environment import exported_in
 from test_netboot import bridged, ip
 from waiting import LIMIT_S, eventually
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from device_parts import write_suite
+from exports import mark_as_export
 from test_device_drive import drive
 from test_serve import in_foreground, marked
 from waiting import eventually
@@ -30,11 +31,10 @@ from device.record import Record
 from device.remote import loader_session
 from engine.start import socket_group
 from nfsroot import serve
-from nfsroot.layout import Layout, identity_of, require_export, write_marker
+from nfsroot.layout import Layout, identity_of, require_export
 from nfsroot.private_network import private_network
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, EngineUnavailable, InUse
-from toolchain.manifest import Manifest
 from toolchain.ports import free_port
 
 ORDINARY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -59,9 +59,7 @@ def exported(open_folder: Path) -> Config:
     """Make an export with this machine's programs, in a folder with mode 0755."""
     layout = Layout(open_folder / "nfsroot")
     fill(layout.tree)
-    layout.folder.mkdir()
-    write_marker(layout, frozenset({identity_of(layout.tree)}))
-    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
+    mark_as_export(layout)
     return load_config({"nfs": {"folder": str(layout.place), "address": "127.0.0.1", "port": free_port()}})
 
 

@@ -27,20 +27,21 @@ from typing import Any
 
 import psutil
 import pytest
+from exports import mark_as_export
 from waiting import eventually
 
 from device import deploy
 from nfsroot import access, netboot
 from nfsroot.boards import Board
 from nfsroot.boot_files import overlay_arguments
-from nfsroot.layout import Layout, identity_of, write_marker
+from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
 from nfsroot.qemu import LEAN_INIT
 from nfsroot.tree import TreeHash
 from toolchain import board_events, process
 from toolchain.config import ROOT, Config, LabConfig, load_config
 from toolchain.errors import ArtefactMissing, InUse, NetworkUnreachable
-from toolchain.manifest import Artefact, Manifest
+from toolchain.manifest import Artefact
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces, DHCP and NFS"),
@@ -62,13 +63,11 @@ def exported(tmp_path: Path) -> Config:
     """Return a configuration with a folder that looks like an export, and a TFTP folder."""
     config = load_config({"build": {"folder": str(tmp_path / "build")}, "nfs": {"address": PC, "port": "12049"}})
     layout = Layout.of(config)
-    layout.tree.mkdir(parents=True)
+    mark_as_export(layout)
     layout.place.chmod(0o700)
-    layout.tftp.mkdir(parents=True)
+    layout.tftp.mkdir()
     (layout.tftp / "config.txt").write_text("arm_64bit=0\n")
     (layout.tftp / "cmdline.txt").write_text("root=/dev/nfs rw pitorch.overlay\n")
-    write_marker(layout, frozenset({identity_of(layout.tree)}))
-    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return config
 
 

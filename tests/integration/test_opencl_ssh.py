@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from exports import exported_in
 from extracted_root import extract_root
-from test_device_environment import exported_in
 from test_opencl import needs_pocl, write
 from test_remote_ssh import DEVICE, Running, reachable
 from waiting import eventually

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from exports import exported_in
 from ssh_board import ssh_board, sshd_in
-from test_device_environment import exported_in
 from test_models import SUPPORT, description
 from test_netboot import bridged, ip
 from waiting import eventually
