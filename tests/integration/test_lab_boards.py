@@ -131,6 +131,8 @@ def test_a_run_deploys_to_a_running_board(made: Config, tmp_path: Path, capsys: 
             done = run.on_place(config, "pi3", how)
             assert (done.passed, done.failed, done.errors, done.broken) == (1, 0, 0, ())
             assert f"deployed to {layout.tree}: libqpu.tar: 1 files replaced" in flat(capsys.readouterr().err)
+            environment = (run.report_folder(config, run.How()) / "pi3" / "environment.yaml").read_text()
+            assert 'RemotePlace:\n        name: "pi3"' in environment
             evidence = json.loads(done.evidence.read_text())
             listed = done.evidence.with_name("deployed.sha256")
             assert f"{built}  /{HEADER}\n" in listed.read_text()
@@ -141,25 +143,12 @@ def test_a_run_deploys_to_a_running_board(made: Config, tmp_path: Path, capsys: 
             assert evidence["rootfs"]["sha256"] == manifest.facts["rootfs_sha256"]
             assert run.on_all(config, how).counts["passed"] == 1
             assert f"deployed to {layout.tree}: libqpu.tar: 0 files replaced" in flat(capsys.readouterr().err)
+            assert run.on_tagged(config, "model=pi3", how).passed == 1
+            assert run.check(config).ok
             assert not services.Lab(config).coordinator.places()["pi3"].holder
     finally:
         for path, content in kept.items():
             path.write_bytes(content)
-
-
-@pytest.mark.emulation
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to which the tree belongs")
-def test_the_suite_runs_on_a_remote_place(made: Config, tmp_path: Path) -> None:
-    tests = write_suite(tmp_path / "suite", one="def test_one(): pass")
-    with emulated_board(made) as address, running(with_boards(made, f"pi3={address} model=pi3")) as config:
-        done = run.on_place(config, "pi3", run.How(timing=False, suite=tests))
-        assert (done.passed, done.failed, done.errors) == (1, 0, 0)
-        environment = (run.report_folder(config, run.How()) / "pi3" / "environment.yaml").read_text()
-        assert 'RemotePlace:\n        name: "pi3"' in environment
-        assert run.on_tagged(config, "model=pi3", run.How(timing=False, suite=tests)).passed == 1
-        assert run.check(config).ok
-        assert not services.Lab(config).coordinator.places()["pi3"].holder
 
 
 @pytest.mark.expensive
