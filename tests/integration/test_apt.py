@@ -11,7 +11,8 @@ from pathlib import Path
 
 import apt_parts
 import pytest
-from apt_parts import Archive, Proxy, served, sources
+from apt_parts import Archive, Proxy, sources
+from http_parts import served
 from registry_parts import small_disk
 
 from engine.proxies import build_environment

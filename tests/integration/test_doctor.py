@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apt_parts import Archive, served, sources
+from apt_parts import Archive, sources
 from elftools.elf.elffile import ELFFile
+from http_parts import served
 from limited_memory import limited_group, output_in
 from machine import OWN_BINFMT, in_user_namespace
 from rich.console import Console

@@ -18,7 +18,6 @@ import socketserver
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ import docker
 import psutil
 import pytest
 from docker.context import ContextAPI
+from http_parts import serving
 from spare_bridge import spare_bridge
 from waiting import eventually
 
@@ -608,14 +608,8 @@ def recording_proxy(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
                 self.request.sendall(answer)
                 heard.append(self.request.recv(4096))
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Listener) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1], heard
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Listener)) as server:
+        yield server.server_address[1], heard
 
 
 @pytest.mark.engine

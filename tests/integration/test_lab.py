@@ -24,6 +24,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from exports import exported_in
+from http_parts import answering
 from lab_parts import running, with_boards
 from labgrid import Environment
 from labgrid.strategy import StrategyError
@@ -373,12 +374,8 @@ def power_switch(status: int = 200, switch: Callable[[bool], None] | None = None
         def log_message(self, *_: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"127.0.0.1:{server.server_port}", requests
-        finally:
-            server.shutdown()
+    with answering(Handler) as port:
+        yield f"127.0.0.1:{port}", requests
 
 
 def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coordinator, tmp_path: Path) -> None:

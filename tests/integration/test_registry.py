@@ -17,6 +17,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from http_parts import serving
 from registry_parts import (
     AMD64,
     KIB,
@@ -446,7 +447,7 @@ def test_token_authentication(
 ) -> None:
     need("docker-registry")
     certificate, key = make_certificate(tmp_path, "127.0.0.1")
-    with TokenServer(certificate, key) as server:
+    with serving(TokenServer(certificate, key)) as server:
         token = {"realm": server.url, "service": "pitorch-test", "issuer": "issuer", "rootcertbundle": str(certificate)}
         variables = {f"REGISTRY_AUTH_TOKEN_{name.upper()}": value for name, value in token.items()}
         with local_registry.serve(Settings(folder=tmp_path / "r", variables=variables)) as running:

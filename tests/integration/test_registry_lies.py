@@ -17,6 +17,7 @@ from typing import Any
 
 import docker
 import pytest
+from http_parts import serving
 from registry_parts import KIB, MIB, config_for, for_arm64, forget, image, need, pull
 from test_artefacts import KEY, products
 from test_signatures import make_keys, signed, write_build
@@ -143,15 +144,11 @@ class Front(http.server.ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def front(hook: Hook, target: str = "") -> Iterator[Front]:
-    with Front(hook, target) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(Front(hook, target)) as server:
         try:
             yield server
         finally:
             server.over.set()
-            server.shutdown()
-            thread.join()
 
 
 @contextlib.contextmanager

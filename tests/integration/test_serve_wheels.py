@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import http.server
 import io
 import os
 import re
@@ -15,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 import pytest
 import requests
+from http_parts import served
 from test_torch_wheel import a_wheel
 from waiting import eventually
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
@@ -571,15 +570,8 @@ def default_index(tmp_path: Path) -> Iterator[str]:
         with tarfile.open(folder / f"{name}-2.0.tar.gz", "w:gz") as archive:
             archive.add(source, source.name)
         (folder / "index.html").write_text(f'<!DOCTYPE html><a href="{name}-2.0.tar.gz">{name}-2.0.tar.gz</a>')
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "public")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/simple/"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(tmp_path / "public") as uri:
+        yield f"{uri}/simple/"
 
 
 def test_instructions_prefer_wheels_to_newer_source(tmp_path: Path, default_index: str, printed: list[str]) -> None:

@@ -22,8 +22,9 @@ from pathlib import Path
 
 import docker
 import pytest
-from apt_parts import Proxy, served
+from apt_parts import Proxy
 from elftools.elf.elffile import ELFFile
+from http_parts import served
 from wheel_parts import make_wheel
 
 from engine.containers import run_in

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import hashlib
 import http.client
 import http.server
 import tempfile
-import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from http_parts import answering
 
 from images import apt
 from images.flavour import Pocket
@@ -149,18 +149,6 @@ class Archive:
         return apt.Source(pocket, uri, ("main",), self.keyring, ("armhf",))
 
 
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder over HTTP on the loopback interface; yield its address."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with answering(functools.partial(Quiet, directory=str(folder))) as port:
-        yield f"http://127.0.0.1:{port}"
-
-
 class Proxy:
     """An HTTP proxy that records the requested addresses, and sends all requests to one host."""
 
@@ -190,19 +178,6 @@ class Proxy:
 
         with answering(Forward) as port:
             yield f"127.0.0.1:{port}"
-
-
-@contextlib.contextmanager
-def answering(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Run a server on the loopback interface; yield its port."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def sources(archive: Archive, uri: str) -> tuple[apt.Source, ...]:

@@ -389,7 +389,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True, timeout=30)
 
 
-class TokenServer:
+class TokenServer(http.server.ThreadingHTTPServer):
     """A token server that follows the CNCF Distribution project's token specification.
 
     The server signs JSON web tokens (RS256) with the key of ``certificate``. It grants the requested scope to USER with
@@ -432,18 +432,8 @@ class TokenServer:
             def log_message(self, *_: object) -> None:
                 """Print nothing."""
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/token"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> TokenServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/token"
 
     def token(self, scopes: list[str], *, known: bool) -> str:
         """Return a signed token for the granted scopes."""
