@@ -35,6 +35,7 @@ from device_parts import (
     layer,
     write_suite,
 )
+from processes import command_lines
 from waiting import eventually
 
 from device import deploy, suite
@@ -309,15 +310,8 @@ def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tm
 
 def owned_by(folder: str) -> dict[int, str]:
     """Find other processes whose command line contains the folder; return their command lines by process ID."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if folder in line and int(path.parent.name) != os.getpid() and "load_config" not in line:
-            found[int(path.parent.name)] = line
-    return found
+    lines = command_lines().items()
+    return {pid: line for pid, line in lines if folder in line and pid != os.getpid() and "load_config" not in line}
 
 
 def test_a_kernel_of_tvm_is_profiled_on_the_board(board: Board) -> None:

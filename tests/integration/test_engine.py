@@ -27,6 +27,7 @@ import psutil
 import pytest
 from docker.context import ContextAPI
 from http_parts import serving
+from processes import command_lines
 from spare_bridge import spare_bridge
 from waiting import eventually
 
@@ -90,17 +91,8 @@ def daemon(monkeypatch: pytest.MonkeyPatch, bridge: str) -> Iterator[Daemon]:
 
 def processes_of(daemon: Daemon) -> list[str]:
     """Return the command lines of the dockerd and containerd processes that use the daemon's folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if words[0].rpartition(b"/")[2] in (b"dockerd", b"containerd") and str(daemon.exec_root).encode() in b" ".join(
-            words
-        ):
-            found.append(b" ".join(words).decode())
-    return found
+    ours = [line for line in command_lines().values() if str(daemon.exec_root) in line]
+    return [line for line in ours if Path(line.split()[0]).name in ("dockerd", "containerd")]
 
 
 @pytest.mark.engine

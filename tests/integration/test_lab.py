@@ -25,9 +25,10 @@ import pytest
 import yaml
 from exports import exported_in
 from http_parts import answering
-from lab_parts import running, with_boards
+from lab_parts import programs, running, with_boards
 from labgrid import Environment
 from labgrid.strategy import StrategyError
+from processes import command_lines
 from waiting import LIMIT_S, eventually
 
 from device import labgrid_environment, suite
@@ -64,12 +65,6 @@ def far(coordinator: Coordinator) -> Iterator[str]:
     coordinator.define("far", {"project": services.PROJECT, "kind": "qemu", "model": "virt"}, "elsewhere/far/*")
     yield "far"
     coordinator.delete("far")
-
-
-def programs(config: Config, name: str) -> list[int]:
-    """Find a program's processes, except its supervisor."""
-    session = services.status(config).running[name]
-    return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
 
 def kill(config: Config, name: str) -> None:
@@ -617,7 +612,7 @@ def test_a_stopped_run_releases_all_boards(
             task.kill()
     eventually(lambda: not any(place.holder for place in coordinator.places().values()))
     assert not (folder / "index.html").exists()
-    eventually(lambda: not [line for line in command_lines() if str(folder) in line])
+    eventually(lambda: not any(str(folder) in line for line in command_lines().values()))
 
 
 def test_a_system_error_of_a_board_is_in_the_merged_report(config: Config) -> None:
@@ -633,14 +628,6 @@ def test_a_system_error_of_a_board_is_in_the_merged_report(config: Config) -> No
         assert (folder / "index.html").read_text().count("expected: a usable file or folder") == 2
     finally:
         files.remove(folder)
-
-
-def command_lines() -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return found
 
 
 def test_a_board_that_does_not_boot_twice_is_quarantined(

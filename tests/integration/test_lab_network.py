@@ -19,15 +19,16 @@ import pytest
 import yaml
 from device_parts import write_suite
 from exports import exported_in
+from lab_parts import programs
 from ssh_board import ssh_board, sshd_in
 from test_netboot import bridged, ip
 from waiting import LIMIT_S, eventually
 
-from device.lab import log, run, services
+from device.lab import log, run
 from device.lab.coordinator import program
 from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
-from toolchain import process, reaper
+from toolchain import process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import DiskFull
 
@@ -106,11 +107,6 @@ class Pc:
     def lab(self, action: str) -> str:
         """Run ``lab up`` or ``lab status`` and return its output."""
         return process.run(self.words("-c", LAB, json.dumps(self.settings), action), cwd=ROOT, limit_s=120).output
-
-    def programs(self, name: str) -> list[int]:
-        """Return the process IDs of one of the lab's programs, without its supervisor."""
-        session = services.status(self.config).running[name]
-        return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
     @contextlib.contextmanager
     def holding(self, board: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -338,11 +334,11 @@ def test_a_run_goes_on_after_a_program_was_killed(lab: Lab, tmp_path: Path, name
     suite, go, started = waiting(tmp_path)
     with lab.hub.run(suite) as task:
         wait_for_start(task, started)
-        before = pc.programs(name)
+        before = programs(pc.config, name)
         assert before
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: set(pc.programs(name)) - set(before))
+        eventually(lambda: set(programs(pc.config, name)) - set(before))
         go.touch()
         output, _ = task.communicate(timeout=300)
     assert task.returncode == 0, output

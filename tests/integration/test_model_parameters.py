@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import in_group
 from registry_parts import small_disk
 from remote_kernels import out_of_reach
 from waiting import eventually
@@ -99,11 +100,6 @@ def obtained(tvm: TvmEnvironment, board: servers.Running, content: bytes, tmp_pa
     return facts["parameters"], mapped >= len(content)
 
 
-def processes(group: int) -> set[str]:
-    """Return the processes of a group except zombies: the server reads the status of zombies later."""
-    return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
-
-
 def test_tracker_and_second_run_sends_no_parameters(tvm: TvmEnvironment, cache: Path) -> None:
     with servers.tracker(tvm) as tracker, servers.board(tvm, key="pi3", tracker_port=tracker.port):
         first, second = (run(f"tracker://127.0.0.1:{tracker.port}/pi3") for _ in range(2))
@@ -162,7 +158,7 @@ def test_another_server_gets_the_parameters_each_time(tvm: TvmEnvironment, cache
 def test_interrupted_transfer_leaves_no_file(tvm: TvmEnvironment, cache: Path, how: str) -> None:
     limit_s = 5 if how == "timed out" else 300
     with servers.board(tvm) as board:
-        before = processes(board.process.pid)
+        before = in_group(board.process.pid)
         words = [sys.executable, "-c", HALF, str(board.port), str(limit_s)]
         with subprocess.Popen(words, env={**os.environ, **tvm.variables}, stdout=subprocess.PIPE) as client:
             try:
@@ -176,7 +172,7 @@ def test_interrupted_transfer_leaves_no_file(tvm: TvmEnvironment, cache: Path, h
                     board.process.wait(60)
                 eventually(lambda: list(cache.iterdir()) == [])
                 if how != "server stopped":
-                    eventually(lambda: processes(board.process.pid) == before)
+                    eventually(lambda: in_group(board.process.pid) == before)
             finally:
                 client.kill()
 
@@ -191,7 +187,7 @@ def test_lost_client_of_a_model_leaves_the_cache_only(
         return sum(map(int, process.output_of(["ps", "-o", "cputimes=", "-s", str(board.process.pid)]).split()))
 
     with servers.board(tvm) as board:
-        before = processes(board.process.pid)
+        before = in_group(board.process.pid)
 
         def endless() -> None:
             try:
@@ -209,7 +205,7 @@ def test_lost_client_of_a_model_leaves_the_cache_only(
         os.kill(int(client), signal.SIGKILL)
         thread.join()
         assert ended
-        eventually(lambda: processes(board.process.pid) == before)
+        eventually(lambda: in_group(board.process.pid) == before)
         eventually(lambda: list(tmp_path.rglob("*.so")) == [])
         assert [len(file.name) for file in cache.iterdir()] == [64]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import in_group
 from remote_kernels import CRASHING, RIGHT, out_of_reach, write
 from waiting import eventually
 
@@ -283,22 +284,17 @@ def test_lost_client_leaves_no_process_and_no_file(
     tvm: TvmEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-
-    def processes(group: int) -> set[str]:
-        """Return the processes of a group except zombies: the server reads the status of zombies later."""
-        return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
-
     with servers.board(tvm) as board:
-        before = processes(board.process.pid)
+        before = in_group(board.process.pid)
         thread, ended = holding(f"127.0.0.1:{board.port}", session_s=20)
         until_in_session(board, 1)
-        assert processes(board.process.pid) > before
+        assert in_group(board.process.pid) > before
         assert list(tmp_path.rglob("*.so"))
         client = process.run(["pgrep", "-P", str(os.getpid()), "-f", "rpc_worker"], limit_s=60).output
         os.kill(int(client), signal.SIGKILL)
         thread.join()
         assert ended
-        eventually(lambda: processes(board.process.pid) == before)
+        eventually(lambda: in_group(board.process.pid) == before)
         eventually(lambda: list(tmp_path.rglob("*.so")) == [])
 
 

@@ -28,7 +28,7 @@ from registry_parts import (
     TokenServer,
     ask,
     blobs_on_disk,
-    command_lines,
+    command_lines_seen,
     config_for,
     forget,
     image,
@@ -505,7 +505,7 @@ def test_password_is_never_shown(
     caplog.set_level(logging.DEBUG)
     config = config_for(tmp_path, guarded.address, repository="hidden")
     fault = None
-    with command_lines() as seen, image(client, config.image_reference("system"), (256 * KIB,)):
+    with command_lines_seen() as seen, image(client, config.image_reference("system"), (256 * KIB,)):
         try:
             pushed = registry.push(config, user=USER)
         except AccessDenied as caught:

@@ -8,12 +8,18 @@ from dataclasses import replace
 
 from device.lab import services
 from device.lab.coordinator import Coordinator
-from toolchain import ports
+from toolchain import ports, reaper
 from toolchain.config import Config
 
 
 def with_boards(config: Config, *boards: str) -> Config:
     return replace(config, lab=replace(config.lab, boards=boards))
+
+
+def programs(config: Config, name: str) -> list[int]:
+    """Find the processes of one of the lab's programs, except its supervisor."""
+    session = services.status(config).running[name]
+    return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import docker
 import docker.errors
+import processes
 import pytest
 import requests
 from spare_bridge import spare_bridge
@@ -100,16 +101,14 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
 
 
 @contextlib.contextmanager
-def command_lines() -> Iterator[set[str]]:
+def command_lines_seen() -> Iterator[set[str]]:
     """Collect the command lines of all processes that run during the block."""
     seen: set[str] = set()
     done = threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            for entry in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    seen.add(entry.read_bytes().decode(errors="replace"))
+            seen.update(processes.command_lines().values())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
