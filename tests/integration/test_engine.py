@@ -28,7 +28,7 @@ import pytest
 from docker.context import ContextAPI
 from http_parts import serving
 from processes import command_lines
-from spare_bridge import spare_bridge
+from registry_parts import unstarted_engine
 from waiting import eventually
 
 from doctor.containers import check_container, engine_findings, judge_engine
@@ -59,34 +59,10 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
 
 @pytest.fixture
-def bridge() -> Iterator[str]:
-    with spare_bridge() as name:
-        yield name
-
-
-@pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch, bridge: str) -> Iterator[Daemon]:
+def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    # A socket's path is limited to 107 bytes, and the paths of pytest's folders are too long.
-    folder = Path(tempfile.mkdtemp(prefix="pitorch-engine-"))
-    made = Daemon(
-        folder=folder / "engine",
-        host=f"unix://{folder}/docker.sock",
-        exec_root=folder / "exec",
-        options=(
-            f"--data-root={folder}/data",
-            f"--bridge={bridge}",
-            "--iptables=false",
-            "--ip-forward=false",
-            "--storage-driver=vfs",
-        ),
-    )
-    yield made
-    stop_daemon(made)
-    mounted = [Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True)]
-    for place in reversed([place for place in mounted if place.is_relative_to(folder)]):
-        subprocess.run(["umount", "-q", place], check=False, capture_output=True)
-    shutil.rmtree(folder)
+    with unstarted_engine(tmp_path_factory.mktemp("engine")) as made:
+        yield made
 
 
 def processes_of(daemon: Daemon) -> list[str]:

@@ -26,6 +26,7 @@ from pathlib import Path
 import docker
 import docker.errors
 import processes
+import psutil
 import pytest
 import requests
 from spare_bridge import spare_bridge
@@ -331,7 +332,15 @@ class Proxy:
 
 @contextlib.contextmanager
 def second_engine(folder: Path, *options: str) -> Iterator[Daemon]:
-    """Run a second engine, with data, socket and configuration below ``folder``."""
+    """Run a second engine, with data and configuration below ``folder``."""
+    with unstarted_engine(folder, *options) as daemon:
+        ensure_daemon(daemon)
+        yield daemon
+
+
+@contextlib.contextmanager
+def unstarted_engine(folder: Path, *options: str) -> Iterator[Daemon]:
+    """Describe a second engine, which is stopped at the end of the block if it was started."""
     need("dockerd")
     if os.geteuid() != 0:
         pytest.skip("requires root to run a second dockerd")
@@ -358,15 +367,15 @@ def second_engine(folder: Path, *options: str) -> Iterator[Daemon]:
     )
     socket_folder.mkdir()
     try:
-        ensure_daemon(daemon)
         yield daemon
     finally:
         stop_daemon(daemon)
         stack.close()
-        for mount in sorted((socket_folder / "exec").glob("netns/*")):
-            subprocess.run(["umount", str(mount)], check=False, capture_output=True, timeout=20)
         # dockerd bind-mounts its data folder, and does not unmount it if killed.
-        subprocess.run(["umount", "-l", str(folder / "data")], check=False, capture_output=True, timeout=20)
+        mounted = [Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True)]
+        for place in reversed(mounted):
+            if place.is_relative_to(folder / "data") or place.is_relative_to(socket_folder):
+                subprocess.run(["umount", "-l", place], check=False, capture_output=True, timeout=20)
         shutil.rmtree(socket_folder, ignore_errors=True)
         shutil.rmtree(folder / "data", ignore_errors=True)
 
