@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 from extracted_root import extract_root
-from remote_kernels import CRASHING, PARALLEL, RIGHT, write
+from remote_kernels import CRASHING, PARALLEL, RIGHT, TEMPORARY, write
 from test_opencl import write as write_opencl
 from test_opencl_ssh import ARM64_PACKAGES
 from waiting import eventually
@@ -54,26 +54,6 @@ QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
 ENDLESS = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
 WIRELESS = "127.0.0.1:5555"
 FOUND_BY_PORT = "emulator-5554"  # adb's server looks for Android emulators on this PC's ports
-TEMPORARY = """
-    import numpy
-
-    SIZE = 40000
-
-    def module(size):
-        import tvm
-        from tvm import te
-
-        a = te.placeholder((size,), "float32", name="a")
-        once = te.compute((size,), lambda i: a[i] * 2.0, name="once")
-        b = te.compute((size,), lambda i: once[size - 1 - i] + once[i], name="b")
-        return tvm.IRModule({"temporary": te.create_prim_func([a, b]).with_attr("global_symbol", "temporary")})
-
-    def inputs(size, random):
-        return [random.standard_normal(size, dtype=numpy.float32)]
-
-    def reference(a):
-        return a[::-1] * numpy.float32(2) + a * numpy.float32(2)
-"""
 STAND_IN = """
     extern int *__errno_location(void);
     extern int __libc_start_main(int (*)(int, char **, char **), int, char **, void *, void *, void *, void *);
