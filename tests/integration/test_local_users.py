@@ -28,7 +28,7 @@ from waiting import eventually
 
 from device import chain
 from device.record import Record
-from device.remote import loader_session
+from device.remote import loader_session, targets
 from engine.start import socket_group
 from nfsroot import serve
 from nfsroot.layout import Layout, identity_of, require_export
@@ -328,25 +328,14 @@ def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> N
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
     """The lock file's name is the same for all users, so another user may have created a link with that name."""
-    precious, lock, loader = tmp_path / "precious", tmp_path / "lock", tmp_path / "loader"
+    precious, lock = tmp_path / "precious", tmp_path / "lock"
     precious.write_text("years of work")
     if kind == "symbolic":
         lock.symlink_to(precious)
     else:
         lock.hardlink_to(precious)
-    words: list[str | Path] = [
-        "g++",
-        "-std=c++17",
-        "-Wall",
-        "-Wextra",
-        "-Wshadow",
-        "-Wconversion",
-        "-Werror",
-        "-o",
-        loader,
-    ]
-    sources = [loader_session.SOURCE / name for name in ("loader.cpp", "opencl.cpp")]
-    subprocess.run([*words, *sources, "-ldl"], check=True)
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    loader = loader_session.build_loader(config, targets.load("local"))
     done = subprocess.run(
         [loader, lock, "1", "5"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
     )
