@@ -24,7 +24,7 @@ import requests
 from http_parts import served
 from test_torch_wheel import a_wheel
 from waiting import eventually
-from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
+from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel, torch_wheel
 
 from flow.serve_wheels import Offer, serve_wheels
 from recipes import recipe
@@ -390,11 +390,6 @@ def offering(tmp_path: Path, *wheelhouses: Path, **torch: Any) -> Config:
     return load_config({"build": {"folder": str(tmp_path / "build")}, "torch": {"wheelhouse": folders, **torch}})
 
 
-def torch_wheel(folder: Path, version: str = "2.6.0", *, python: str = "cp313", content: bytes = b"") -> Path:
-    contents = {"torch/_C.so": content or elf(EM_ARM, flags=HARD)}
-    return make_wheel(folder, contents, name="torch", version=version, tag=f"{python}-{python}-linux_armv7l")
-
-
 def cache_torch(config: Config, folder: Path) -> Path:
     """Put a torch wheel with the recipe's key into the artefact cache, as pull-artefacts does."""
     folder.mkdir(exist_ok=True)
@@ -443,10 +438,10 @@ def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path)
 
 
 def test_only_the_images_torch_is_served(tmp_path: Path, no_prebuilt: Path) -> None:
-    first = torch_wheel(tmp_path / "first", "2.1.0")
-    torch_wheel(tmp_path / "first", "2.0.0")
-    torch_wheel(tmp_path / "second", "2.10.0")
-    other = torch_wheel(tmp_path / "second", "2.11.0", python="cp311")
+    first = torch_wheel(tmp_path / "first", version="2.1.0")
+    torch_wheel(tmp_path / "first", version="2.0.0")
+    torch_wheel(tmp_path / "second", version="2.10.0")
+    other = torch_wheel(tmp_path / "second", version="2.11.0", python="cp311")
     offer = Offer(offering(tmp_path, tmp_path / "first", tmp_path / "second"))
     assert offer() == {first.name: first, other.name: other}, "pip on the board ignores wheels for another Python"
     assert [line.split("-")[1] for line in offer.notes()] == ["2.0.0", "2.10.0"]
@@ -483,7 +478,7 @@ def test_wrong_torch_is_an_error_at_start_then_a_warning(
     tmp_path: Path, wheelhouse: Path, no_prebuilt: Path, printed: list[str], warned: list[str]
 ) -> None:
     offer = Offer(offering(tmp_path, wheelhouse))
-    torch_wheel(wheelhouse, "2.7.0", content=elf(EM_X86_64, bits=64))
+    torch_wheel(wheelhouse, {"torch/_C.so": elf(EM_X86_64, bits=64)}, version="2.7.0")
     with pytest.raises(PlatformMismatch):
         Offer(offering(tmp_path, wheelhouse))
     with running_index(offer) as url:
@@ -491,7 +486,7 @@ def test_wrong_torch_is_an_error_at_start_then_a_warning(
         assert get(f"{url}thing/").status_code == 200
         assert len(warned) == 1, "expected one warning, not one for each request"
         assert "torch-2.7.0" in warned[0]
-        torch_wheel(wheelhouse, "2.7.0")
+        torch_wheel(wheelhouse, version="2.7.0")
         assert "torch-2.7.0" in get(f"{url}torch/").text
     assert len(warned) == 1
 
