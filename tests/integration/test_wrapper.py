@@ -74,6 +74,8 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 class Checkout:
     """A checkout of the small project."""
 
+    first_run: subprocess.CompletedProcess[str]
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "toolchain").mkdir(parents=True)
@@ -124,8 +126,8 @@ def checkout(tmp_path: Path) -> Checkout:
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """Make a checkout and complete its first run. Tests do not change the checkout."""
     made = Checkout(tmp_path_factory.mktemp("ready") / "ready checkout")
-    ended = made.run("first")
-    assert ended.returncode == 0, ended.stderr
+    made.first_run = made.run("build-image", "--plan")
+    assert made.first_run.returncode == 0, made.first_run.stderr
     return made
 
 
@@ -152,13 +154,11 @@ def test_script_is_posix_sh() -> None:
 # ------------------------------------------------------------------------------------------------ first run
 
 
-def test_first_run_creates_venv_and_runs_the_task(checkout: Checkout) -> None:
-    ended = checkout.run("build-image", "--plan")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == f"called|{checkout.folder}|{checkout.folder}|build-image|--plan\n"
-    assert "create .venv" in ended.stderr
-    assert not (checkout.folder / "build/venv.part").exists()
-    script = (checkout.folder / ".venv/bin/inv").read_text()
+def test_first_run_creates_venv_and_runs_the_task(ready: Checkout) -> None:
+    assert ready.first_run.stdout == f"called|{ready.folder}|{ready.folder}|build-image|--plan\n"
+    assert "create .venv" in ready.first_run.stderr
+    assert not (ready.folder / "build/venv.part").exists()
+    script = (ready.folder / ".venv/bin/inv").read_text()
     assert "venv.part" not in script
 
 
@@ -224,27 +224,27 @@ def test_set_up_repeats_the_installation(installed: Checkout) -> None:
     assert ended.stdout.endswith("|then\n")
 
 
-def test_skipped_packages_are_checked_by_the_next_full_run(checkout: Checkout) -> None:
+def test_skipped_packages_are_checked_by_the_next_full_run(installed: Checkout) -> None:
     """The full run checks only the packages, and does not create the environment again."""
     needs_dpkg()
-    checkout.packages.write_text("dpkg   sometimes   is everywhere\n")  # the first row of this list is invalid
-    assert checkout.run("first").returncode == 0, "the list must not be read"
-    again = checkout.run("again")
+    installed.packages.write_text("dpkg   sometimes   is everywhere\n")  # the first row of this list is invalid
+    assert installed.run("first").returncode == 0, "the list must not be read"
+    again = installed.run("again")
     assert (again.returncode, again.stderr) == (0, "")
-    checkout.packages.write_text("pitorch-no-such-package   sometimes   is required by a test\n")
-    assert checkout.run("third").returncode == 0
-    refused = checkout.run("fourth", PITORCH_SKIP_APT="")
+    installed.packages.write_text("pitorch-no-such-package   sometimes   is required by a test\n")
+    assert installed.run("third").returncode == 0
+    refused = installed.run("fourth", PITORCH_SKIP_APT="")
     assert refused.returncode == 10, refused.stderr
     assert parts_of(refused.stderr)["found"] == "sometimes"
-    again = checkout.run("fifth")
+    again = installed.run("fifth")
     assert (again.returncode, again.stderr) == (0, "")
-    checkout.packages.write_text("dpkg   always   is everywhere\n")
-    checkout.run("sixth")
-    skipped = checkout.stamp.read_text()
-    ended = checkout.run("seventh", PITORCH_SKIP_APT="")
+    installed.packages.write_text("dpkg   always   is everywhere\n")
+    installed.run("sixth")
+    skipped = installed.stamp.read_text()
+    ended = installed.run("seventh", PITORCH_SKIP_APT="")
     assert (ended.returncode, ended.stderr) == (0, ""), "no package is missing, so none must be installed"
-    assert checkout.stamp.read_text().split() == skipped.split()[:2]
-    again = checkout.run("eighth")
+    assert installed.stamp.read_text().split() == skipped.split()[:2]
+    again = installed.run("eighth")
     assert (again.returncode, again.stderr) == (0, "")
 
 
@@ -745,10 +745,7 @@ def test_tasks_use_utf_8_in_every_locale(ready: Checkout, tmp_path: Path) -> Non
     assert (process.returncode, out.casefold(), err) == (0, "→ utf-8 tâche\n", "")
 
 
-@pytest.mark.parametrize(
-    "variable", ["PITORCH_REGISTRY_PASSWORD", "PITORCH_SIGNING_PASSWORD"], ids=["registry", "signing"]
-)
-def test_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path, variable: str) -> None:
+def test_passwords_reach_only_the_task(checkout: Checkout, tmp_path: Path) -> None:
     """The test records the environment of the programs that ./inv starts, including those of the first run."""
     programs, seen = tmp_path / "programs", tmp_path / "seen"
     programs.mkdir()
@@ -760,12 +757,15 @@ def test_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path, vari
         (programs / name).chmod(0o755)
     (tmp_path / "toolchain").mkdir()
     (tmp_path / "toolchain" / "__init__.py").touch()
-    module = f"import os\nprint(os.environ.get('{variable}', 'none'))\n"
+    names = ("PITORCH_REGISTRY_PASSWORD", "PITORCH_SIGNING_PASSWORD")
+    module = f"import os\nprint(*(os.environ.get(name, 'none') for name in {names}), sep='|')\n"
     (tmp_path / "toolchain" / "cli.py").write_text(module)
     path, tasks = f"{programs}:{os.environ['PATH']}", str(tmp_path)
-    for password in ("a secret 'with' $signs", ""):
-        ended = checkout.run("task", cwd=None, PATH=path, PYTHONPATH=tasks, **{variable: password})
-        assert (ended.returncode, ended.stdout) == (0, f"{password or 'none'}\n"), ended.stderr
+    for passwords in (("a secret 'with' $signs", "a secret"), ("", "")):
+        given = dict(zip(names, passwords, strict=True))
+        ended = checkout.run("task", cwd=None, PATH=path, PYTHONPATH=tasks, **given)
+        shown = "|".join(password or "none" for password in passwords)
+        assert (ended.returncode, ended.stdout) == (0, f"{shown}\n"), ended.stderr
     environments = [file.read_bytes() for file in seen.iterdir()]
     assert len(environments) > 5
-    assert not any(variable.encode() in text or b"a secret" in text for text in environments)
+    assert not any(word.encode() in text for text in environments for word in (*names, "a secret"))
