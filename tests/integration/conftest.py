@@ -14,6 +14,7 @@ from registry import local as local_registry
 from registry import passwords
 from registry.credentials import PASSWORD_VARIABLE
 from registry.local import Registry, Settings
+from toolchain import process
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,13 @@ def qemu_conf(own_binfmt: None) -> Path:
     if not conf.is_file():
         pytest.skip(f"{conf} is missing: install qemu-user-static or qemu-user-binfmt")
     return conf
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Provide the SSH server of the distribution's package, which is unpacked but not installed."""
+    folder = tmp_path_factory.mktemp("sshd")
+    process.run(["apt-get", "download", "openssh-server"], cwd=folder, limit_s=300)
+    (package,) = folder.glob("openssh-server_*.deb")
+    process.run(["dpkg-deb", "--extract", package, folder / "openssh"])
+    return folder / "openssh" / "usr" / "sbin" / "sshd"

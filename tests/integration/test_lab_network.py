@@ -20,7 +20,7 @@ import yaml
 from device_parts import write_suite
 from exports import exported_in
 from lab_parts import programs
-from ssh_board import ssh_board, sshd_in
+from ssh_board import ssh_board
 from test_netboot import bridged, ip
 from waiting import LIMIT_S, eventually
 
@@ -187,9 +187,8 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(sshd: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("network")
-    sshd = sshd_in(folder)
     with (
         private_network(),
         pc("hub", "192.168.77.2", folder / "hub") as hub,
