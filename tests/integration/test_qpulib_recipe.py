@@ -22,6 +22,7 @@ import docker
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from git_parts import git
 from http_parts import answering
 
 from engine import containers
@@ -80,15 +81,6 @@ int main() {
   std::printf("%d %s %s %d %ld", answer(), MODE_HERE, modeOfLibrary(), debugOfLibrary(), standardOfLibrary());
 }
 """
-
-IDENTITY = ("-c", "user.name=Test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
-
-
-def git(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        ["git", *IDENTITY, "-C", str(folder), *words], check=True, capture_output=True, text=True, env=git_free()
-    )
-    return done.stdout.strip()
 
 
 def git_free() -> dict[str, str]:

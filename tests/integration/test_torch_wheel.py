@@ -22,6 +22,7 @@ import docker
 import pytest
 from apt_parts import Proxy
 from elftools.elf.elffile import ELFFile
+from git_parts import git
 from http_parts import served
 from wheel_parts import torch_wheel
 
@@ -194,28 +195,22 @@ def test_upstreams_tag_cannot_be_fetched_without_a_network(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def git_at(folder: Path, *words: str) -> str:
-    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-    done = subprocess.run(["git", *identity, "-C", folder, *words], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
 def a_repository(folder: Path) -> str:
     """Create a repository with nested submodules and a tag as a substitute for upstream's; return its commit."""
     inner = None
     for name in ("inner", "outer", folder.name):
         place = folder.with_name(name)
         place.mkdir(parents=True)
-        git_at(place, "init", "--quiet")
+        git(place, "init", "--quiet")
         (place / "version.txt").write_text("2.6.0\n")
         (place / ".gitignore").write_text("*.pyc\nbuild/\n")
         if inner is not None:
-            git_at(place, "submodule", "add", "--quiet", str(inner), "third_party/of_another")
-        git_at(place, "add", ".")
-        git_at(place, "commit", "--quiet", "--message", "release")
+            git(place, "submodule", "add", "--quiet", str(inner), "third_party/of_another")
+        git(place, "add", ".")
+        git(place, "commit", "--quiet", "--message", "release")
         inner = place
-    git_at(folder, "tag", "v2.6.0")
-    return git_at(folder, "rev-parse", "HEAD")
+    git(folder, "tag", "v2.6.0")
+    return git(folder, "rev-parse", "HEAD")
 
 
 @pytest.fixture
@@ -230,8 +225,8 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
     data = recipe.load("torch")
 
     def obtain(pinned: str) -> source.Source:
-        git = {**data.tables["git"], "url": str(tmp_path / "repositories" / "upstream"), "commit": pinned}
-        made = dataclasses.replace(data, tables={**data.tables, "git": git})
+        pins = {**data.tables["git"], "url": str(tmp_path / "repositories" / "upstream"), "commit": pinned}
+        made = dataclasses.replace(data, tables={**data.tables, "git": pins})
         return source.obtain(made, load_suite("trixie"), "git", (), tmp_path / "sources", tmp_path / "log")
 
     with pytest.raises(SourceUnavailable, match="not the commit that the recipe pins"):
@@ -258,7 +253,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
         else:
             change.write_text(before)
         assert obtain(commit) == found
-    git_at(found.folder, "submodule", "deinit", "--quiet", "--force", "third_party/of_another")
+    git(found.folder, "submodule", "deinit", "--quiet", "--force", "third_party/of_another")
     with pytest.raises(SourceUnavailable, match="differs from upstream's"):
         obtain(commit)
 
@@ -269,8 +264,8 @@ def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pyte
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     data = recipe.load("torch")
-    git = {**data.tables["git"], "url": "http://upstream.invalid/pytorch.git"}
-    made = dataclasses.replace(data, tables={**data.tables, "git": git})
+    pins = {**data.tables["git"], "url": "http://upstream.invalid/pytorch.git"}
+    made = dataclasses.replace(data, tables={**data.tables, "git": pins})
     with served(tmp_path) as uri:
         proxy = Proxy(uri)
         with proxy.running() as address:
