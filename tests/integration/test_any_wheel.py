@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
-import http.server
 import os
 import re
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import docker
 import pytest
+from http_parts import served
 from registry_parts import small_disk
 from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
 
@@ -455,11 +453,8 @@ def test_packages_of_missing_files_are_suggested(tmp_path: Path) -> None:
     for name, text in lists.items():
         (folder / f"Contents-{name}.gz").write_bytes(gzip.compress(text.encode()))
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "mirror")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    with served(tmp_path / "mirror") as uri:
         pocket = Pocket(name="main", suite="trixie", mirror="main")
-        uri = f"http://127.0.0.1:{server.server_port}"
         source = Source(pocket, uri, ("main",), tmp_path / "key", ("armhf", "amd64"))
         wanted = Wanted(name="a", version="1")
         config.target_root.mkdir(parents=True)
@@ -471,7 +466,6 @@ def test_packages_of_missing_files_are_suggested(tmp_path: Path) -> None:
             "error: subprocess-exited-with-error\n"
         )
         fault = faults.explain(CommandFailed("x", tail=output), wanted, output, config, [source])
-        server.shutdown()
     assert str(fault).splitlines()[-3:] == [
         "jpeglib.h is missing. Add --package=libjpeg62-turbo-dev or --package=libother-dev to install it.",
         "libxslt.so is missing. Add --package=libxslt1-dev to install it.",

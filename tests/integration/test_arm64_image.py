@@ -14,7 +14,6 @@ from pathlib import Path
 
 import docker
 import pytest
-import tvm_servers
 from container_builds import both_compilers_agree, container_and_cross_builds_agree, made_workbench
 from device_parts import bootable, booted_here
 
@@ -239,20 +238,3 @@ def test_the_server_runs_a_model(for_64_bit: Config, tvm: TvmEnvironment) -> Non
     assert done.parameters == "kept on the board"
     assert dict(done.rows())["note"].endswith("not measured on hardware")
     assert len(done.seconds) == TIMING.number * TIMING.repeat
-
-
-def test_the_server_is_requested_from_a_tracker(for_64_bit: Config, tvm: TvmEnvironment) -> None:
-    port = ports.free_port()
-    with tvm_servers.tracker(tvm) as tracker:
-        words = ["--host", "127.0.0.1", "--port", str(port), "--custom-addr", "127.0.0.1"]
-        with board(for_64_bit, [*words, "--tracker", f"127.0.0.1:{tracker.port}", "--key", "pi3"]):
-            device = f"tracker://127.0.0.1:{tracker.port}/pi3"
-            done = profiling.profile(for_64_bit, kernel="add_one", target="aarch64", device=device, timing=TIMING)
-    assert done.checked == 1024
-
-
-def test_the_server_connects_to_a_proxy(for_64_bit: Config, tvm: TvmEnvironment) -> None:
-    with tvm_servers.proxy(tvm) as proxy, board(for_64_bit, ["--proxy", f"127.0.0.1:{proxy.port}", "--key", "far"]):
-        device = f"proxy://127.0.0.1:{proxy.port}/far"
-        done = profiling.profile(for_64_bit, kernel="add_one", target="aarch64", device=device, timing=TIMING)
-    assert done.checked == 1024

@@ -13,7 +13,7 @@ from typing import Any
 
 import docker
 import pytest
-from wheel_parts import EM_ARM, FOR_OTHER_MACHINES, HARD, elf, make_wheel
+from wheel_parts import FOR_OTHER_MACHINES, make_wheel, torch_wheel
 
 from engine.containers import run_in
 from flow import main_job, pipelines
@@ -115,12 +115,6 @@ def test_a_setting_removes_companions_from_the_main_job(tmp_path: Path, wanted: 
 def test_a_wrong_value_of_the_setting_is_an_error(value: object) -> None:
     with pytest.raises(ConfigError, match=r"image\.companions: expected true or false"):
         load_config({"image": {"companions": value}})
-
-
-def torch_wheel(folder: Path) -> Path:
-    return make_wheel(
-        folder, {"torch/lib/libtorch_cpu.so": elf(EM_ARM, flags=HARD, vfp_args=1)}, name="torch", version="2.6.0"
-    )
 
 
 @pytest.mark.parametrize(("contents", "tag", "kind", "message"), FOR_OTHER_MACHINES)

@@ -9,17 +9,18 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from device_parts import layer
+from exports import mark_as_export
+from waiting import eventually
 
 from device import deploy
 from flow import main_job
-from nfsroot.layout import Layout, identity_of, write_marker
+from nfsroot.layout import Layout
 from nfsroot.tree import TreeHash
 from toolchain import files
 from toolchain.config import ROOT, load_config
@@ -39,10 +40,7 @@ def exported_tree(folder: Path, content: Mapping[str, str]) -> Layout:
         place = layout.tree / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-    layout.folder.mkdir()
-    write_marker(layout, frozenset({identity_of(layout.tree)}))
-    facts = {"image_id": "sha256:1", "rootfs_sha256": TreeHash.of(layout.tree).sha256}
-    Manifest(step="nfsroot", key="k", inputs={}, facts=facts).write(layout.manifest)
+    mark_as_export(layout, image_id="sha256:1", rootfs_sha256=TreeHash.of(layout.tree).sha256)
     return layout
 
 
@@ -226,9 +224,7 @@ def test_ctrl_c_while_writing_leaves_the_tree_unchanged(tmp_path: Path) -> None:
             deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
             status = 2
         os._exit(status if status == 2 else 0)
-    deadline = time.monotonic() + 60
-    while not list((layout.tree / "opt/pitorch/lib").glob(".*.part")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: list((layout.tree / "opt/pitorch/lib").glob(".*.part")), interval_s=0.01)
     os.kill(child, signal.SIGINT)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0, "the deployment was interrupted before it finished"

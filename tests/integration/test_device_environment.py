@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exports import HOST_KEY, exported_in
 from labgrid import Environment
 from labgrid.strategy import StrategyError
 
@@ -16,32 +17,14 @@ from device import labgrid_environment, suite
 from device.strategy import BoardStrategy, Status, cause_of
 from device.suite_result import Paths
 from nfsroot import access
-from nfsroot.layout import Layout, identity_of, write_marker
-from toolchain.config import Config, load_config
+from nfsroot.layout import Layout
+from toolchain.config import Config
 from toolchain.errors import AccessDenied, ArtefactMissing, RootNeeded, UserError
-from toolchain.manifest import Manifest
-
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return exported_in(tmp_path)
-
-
-def exported_in(folder: Path) -> Config:
-    """Make the parts of an export that the environment needs."""
-    made = load_config(
-        {"nfs": {"folder": str(folder / "nfsroot"), "address": "127.0.0.1"}, "build": {"folder": str(folder / "b")}}
-    )
-    layout = Layout.of(made)
-    layout.tree.mkdir(parents=True)
-    layout.folder.mkdir()
-    layout.known_hosts.write_text(f"* {HOST_KEY}\n")
-    layout.client_key.write_text("a key\n")
-    write_marker(layout, frozenset({identity_of(layout.tree)}))
-    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
-    return made
 
 
 def environment(config: Config, **how: Any) -> Any:

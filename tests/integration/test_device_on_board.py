@@ -35,6 +35,8 @@ from device_parts import (
     layer,
     write_suite,
 )
+from processes import command_lines
+from waiting import eventually
 
 from device import deploy, suite
 from device.labgrid_environment import prepare
@@ -278,10 +280,7 @@ def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tm
     running = subprocess.Popen([sys.executable, "-c", program, json.dumps(settings)], cwd=ROOT, start_new_session=True)
     console = config.target_root / "report" / "console.log"
     try:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline and (not console.is_file() or console.stat().st_size < 100):
-            time.sleep(0.2)
-        assert console.stat().st_size >= 100, "the kernel printed nothing to the console"
+        eventually(lambda: console.is_file() and console.stat().st_size >= 100, limit_s=300)
         mine = owned_by(str(config.target_root))
         assert any("qemu-system-arm" in line for line in mine.values())
         assert any("ganesha" in line for line in mine.values())
@@ -290,24 +289,14 @@ def test_ctrl_c_leaves_no_machine_and_no_server(board: Board, config: Config, tm
     finally:
         running.kill()
         running.wait()
-    deadline = time.monotonic() + 60
-    while owned_by(str(config.target_root)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert owned_by(str(config.target_root)) == {}
+    eventually(lambda: not owned_by(str(config.target_root)), lambda: owned_by(str(config.target_root)))
     assert not (config.target_root / "report" / "index.html").exists()
 
 
 def owned_by(folder: str) -> dict[int, str]:
     """Find other processes whose command line contains the folder; return their command lines by process ID."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if folder in line and int(path.parent.name) != os.getpid() and "load_config" not in line:
-            found[int(path.parent.name)] = line
-    return found
+    lines = command_lines().items()
+    return {pid: line for pid, line in lines if folder in line and pid != os.getpid() and "load_config" not in line}
 
 
 def test_a_kernel_of_tvm_is_profiled_on_the_board(board: Board) -> None:
@@ -393,9 +382,8 @@ def test_a_board_is_busy_until_a_lost_session_ends(board: Board) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(session, endless, queue_s=60, session_s=600)
-        while int(board.run("sh", "-c", COMPUTED)) < 100:
-            assert not held.done(), held.exception()
-            time.sleep(0.5)
+        eventually(lambda: held.done() or int(board.run("sh", "-c", COMPUTED)) >= 100, limit_s=600, interval_s=0.5)
+        assert not held.done(), held.exception()
         with pytest.raises(InUse) as caught:
             session(quick, queue_s=1, session_s=60)
         assert caught.value.expected == "a session within 1 s"
@@ -512,11 +500,8 @@ def test_an_interrupted_command_leaves_no_mount(board: Board, way: str) -> None:
                 assert child.wait(120) == 130
         finally:
             child.kill()
-    deadline = time.monotonic() + 60
     look = "cat /proc/[0-9]*/mountinfo | grep -c enter-nfsroot; pgrep -fc 'slee[p] 4718'"
-    while (found := on_board(board, look).stdout.split()) != ["0", "0"]:
-        assert time.monotonic() < deadline, found
-        time.sleep(1)
+    eventually(lambda: on_board(board, look).stdout.split() == ["0", "0"], interval_s=1)
 
 
 def test_a_running_board_uses_the_deployed_files(board: Board, config: Config, tmp_path: Path) -> None:

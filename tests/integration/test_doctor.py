@@ -20,9 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apt_parts import Archive, served, sources
+from apt_parts import Archive, sources
 from elftools.elf.elffile import ELFFile
+from http_parts import served
 from limited_memory import limited_group, output_in
+from machine import OWN_BINFMT, in_user_namespace
 from rich.console import Console
 
 from doctor import emulation, foreign_programs, network
@@ -44,7 +46,6 @@ from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import ROOT, BuildConfig, Config, ImageConfig
 from toolchain.errors import ChecksFailed, UserError
 
-CONF = Path("/usr/lib/binfmt.d/qemu-arm.conf")
 _MODULES = "from doctor import emulation, finding, foreign_programs, host, resources, servers"
 """Imports for expressions that another process evaluates."""
 
@@ -55,61 +56,23 @@ def arm(tmp_path: Path) -> None:
         pytest.skip("this machine cannot run 32-bit ARM programs: run ./inv --set-up to register the emulator")
 
 
-def in_user_namespace(check: str, *, before: str = ":") -> Finding:
-    """Run a shell script in a user namespace, evaluate a check there, and return its finding."""
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run(
-            ["unshare", "--user", "--map-root-user", "--mount", "true"], check=False, capture_output=True
-        ).returncode
-    ):
-        pytest.skip("user namespaces are not allowed on this machine")
-    code = f"import dataclasses, json; from pathlib import Path; {_MODULES}; f = {check}; "
-    code += "print(json.dumps(dataclasses.asdict(f)))"
-    ended = subprocess.run(
-        [
-            "unshare",
-            "--user",
-            "--map-root-user",
-            "--mount",
-            "sh",
-            "-ec",
-            f'{before}\nexec "$0" -c "$1"',
-            sys.executable,
-            code,
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    fields = json.loads(ended.stdout)
+def decoded(text: str) -> Finding:
+    fields = json.loads(text)
     return Finding(**{**fields, "verdict": Verdict(fields["verdict"])})
 
 
-OWN_BINFMT = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
+def checked_in_namespace(check: str, *, before: str = ":") -> Finding:
+    """Run a shell script in a user namespace, evaluate a check there, and return its finding."""
+    if in_user_namespace("true").returncode:
+        pytest.skip("user namespaces are not allowed on this machine")
+    code = f"import dataclasses, json; from pathlib import Path; {_MODULES}; f = {check}; "
+    code += "print(json.dumps(dataclasses.asdict(f)))"
+    ended = in_user_namespace(f'{before}\nexec "$0" -c "$1"', sys.executable, code, PYTHONPATH=str(ROOT))
+    assert ended.returncode == 0, ended.stderr
+    return decoded(ended.stdout)
+
+
 CHECK_BINFMT = "emulation.check_binfmt(emulation.BINFMT / 'qemu-arm')"
-
-
-@pytest.fixture
-def own_binfmt() -> None:
-    script = f"{OWN_BINFMT} && ls /proc/sys/fs/binfmt_misc"
-    ended = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if ended.returncode or "qemu-arm" in ended.stdout:
-        pytest.skip("a separate binfmt_misc needs Linux 6.7 and user namespaces")
-
-
-@pytest.fixture
-def conf(own_binfmt: None) -> Path:
-    if not CONF.is_file():
-        pytest.skip(f"{CONF} is missing: install qemu-user-static or qemu-user-binfmt")
-    return CONF
 
 
 # ------------------------------------------------------------------------------------------- the ARM program
@@ -146,14 +109,14 @@ def test_the_probe_runs(tmp_path: Path, arm: None) -> None:
 
 @pytest.mark.emulation
 def test_the_probe_needs_an_emulator(own_binfmt: None, tmp_path: Path) -> None:
-    finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=OWN_BINFMT)
+    finding = checked_in_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=OWN_BINFMT)
     assert finding.verdict is Verdict.FAIL
     assert "the kernel cannot start it" in finding.found
     assert "./inv --set-up" in finding.fix
 
 
 def test_a_noexec_disk_is_reported(tmp_path: Path) -> None:
-    finding = in_user_namespace(
+    finding = checked_in_namespace(
         f"foreign_programs.check_execution(Path({str(tmp_path)!r}))",
         before=f"mount -t tmpfs -o noexec tmpfs {tmp_path}",
     )
@@ -163,10 +126,12 @@ def test_a_noexec_disk_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.emulation
-def test_a_missing_emulator_is_reported(conf: Path, tmp_path: Path) -> None:
+def test_a_missing_emulator_is_reported(qemu_conf: Path, tmp_path: Path) -> None:
     """Without binfmt_misc's flag F, the kernel opens the interpreter only when a program starts."""
-    script = f"{OWN_BINFMT}\nsed -e 's|:[^:]*:[A-Z]*$|:/nowhere/qemu-arm:|' {conf} >/proc/sys/fs/binfmt_misc/register"
-    finding = in_user_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=script)
+    script = (
+        f"{OWN_BINFMT}\nsed -e 's|:[^:]*:[A-Z]*$|:/nowhere/qemu-arm:|' {qemu_conf} >/proc/sys/fs/binfmt_misc/register"
+    )
+    finding = checked_in_namespace(f"foreign_programs.check_execution(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
     assert "no longer exists" in finding.found
     assert finding.fix.startswith("run ./inv --set-up ")
@@ -178,33 +143,33 @@ def test_a_missing_emulator_is_reported(conf: Path, tmp_path: Path) -> None:
 
 
 def test_an_unmounted_binfmt_misc_is_reported() -> None:
-    finding = in_user_namespace(CHECK_BINFMT, before="mount -t tmpfs tmpfs /proc/sys/fs/binfmt_misc")
+    finding = checked_in_namespace(CHECK_BINFMT, before="mount -t tmpfs tmpfs /proc/sys/fs/binfmt_misc")
     assert finding.verdict is Verdict.FAIL
     assert "not mounted" in finding.found
 
 
 def test_an_unregistered_emulator_is_reported(own_binfmt: None) -> None:
-    finding = in_user_namespace(CHECK_BINFMT, before=OWN_BINFMT)
+    finding = checked_in_namespace(CHECK_BINFMT, before=OWN_BINFMT)
     assert (finding.verdict, finding.found) == (Verdict.FAIL, "qemu-arm is not registered")
 
 
-def test_a_registered_emulator_is_ok(conf: Path) -> None:
-    script = f"{OWN_BINFMT}\ncat {conf} >/proc/sys/fs/binfmt_misc/register"
-    finding = in_user_namespace(CHECK_BINFMT, before=script)
+def test_a_registered_emulator_is_ok(qemu_conf: Path) -> None:
+    script = f"{OWN_BINFMT}\ncat {qemu_conf} >/proc/sys/fs/binfmt_misc/register"
+    finding = checked_in_namespace(CHECK_BINFMT, before=script)
     assert finding.verdict is Verdict.OK
     assert "F" in finding.found.split(",")[0]
 
 
-def test_a_registration_without_f_is_reported(conf: Path) -> None:
-    script = f"{OWN_BINFMT}\nsed -e 's|:[A-Z]*$|:P|' {conf} >/proc/sys/fs/binfmt_misc/register"
-    finding = in_user_namespace(CHECK_BINFMT, before=script)
+def test_a_registration_without_f_is_reported(qemu_conf: Path) -> None:
+    script = f"{OWN_BINFMT}\nsed -e 's|:[A-Z]*$|:P|' {qemu_conf} >/proc/sys/fs/binfmt_misc/register"
+    finding = checked_in_namespace(CHECK_BINFMT, before=script)
     assert finding.verdict is Verdict.FAIL
     assert "inside each container" in finding.found
 
 
-def test_a_disabled_emulator_is_reported(conf: Path) -> None:
-    register = f"{OWN_BINFMT}\ncat {conf} >/proc/sys/fs/binfmt_misc/register"
-    finding = in_user_namespace(CHECK_BINFMT, before=f"{register}\necho 0 >/proc/sys/fs/binfmt_misc/qemu-arm")
+def test_a_disabled_emulator_is_reported(qemu_conf: Path) -> None:
+    register = f"{OWN_BINFMT}\ncat {qemu_conf} >/proc/sys/fs/binfmt_misc/register"
+    finding = checked_in_namespace(CHECK_BINFMT, before=f"{register}\necho 0 >/proc/sys/fs/binfmt_misc/qemu-arm")
     assert finding.verdict is Verdict.FAIL
     assert "disabled" in finding.found
     assert finding.fix == "run echo 1 > /proc/sys/fs/binfmt_misc/qemu-arm as root"
@@ -232,7 +197,7 @@ def test_native_programs_need_no_emulator(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.emulation
 def test_a_directory_on_tmpfs_is_listed(arm: None, tmp_path: Path) -> None:
-    finding = in_user_namespace(
+    finding = checked_in_namespace(
         f"foreign_programs.check_listing(Path({str(tmp_path)!r}))", before=f"mount -t tmpfs tmpfs {tmp_path}"
     )
     assert finding.verdict is Verdict.OK, finding.found
@@ -261,10 +226,10 @@ def test_the_probe_rejects_a_short_listing(arm: None, tmp_path: Path) -> None:
     program = write_probe(tmp_path)
     status = (
         f"mount -t tmpfs tmpfs {tmp_path}/few && touch {tmp_path}/few/a {tmp_path}/few/b\n"
-        f"{program} {tmp_path}/few; echo $? >{tmp_path}/status"
+        f"{program} {tmp_path}/few || echo $? >{tmp_path}/status"
     )
     (tmp_path / "few").mkdir()
-    subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", status], check=True)
+    in_user_namespace(status).check_returncode()
     assert (tmp_path / "status").read_text() == "4\n"
 
 
@@ -284,19 +249,18 @@ def as_nobody(check: str, path: str) -> Finding:
         text=True,
         check=True,
     )
-    fields = json.loads(ended.stdout)
-    return Finding(**{**fields, "verdict": Verdict(fields["verdict"])})
+    return decoded(ended.stdout)
 
 
 def test_root_can_mount() -> None:
-    finding = in_user_namespace("host.check_rights()")
+    finding = checked_in_namespace("host.check_rights()")
     assert (finding.verdict, finding.found) == (Verdict.OK, "you are root and can mount")
 
 
 def test_root_without_capabilities_cannot_mount() -> None:
     if shutil.which("setpriv") is None:
         pytest.skip("setpriv (util-linux) is not installed")
-    finding = in_user_namespace(
+    finding = checked_in_namespace(
         "host.check_rights()", before='exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$0" -c "$1"'
     )
     assert finding.verdict is Verdict.FAIL
@@ -350,7 +314,7 @@ def test_a_sudo_timeout_is_a_finding() -> None:
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=512k tmpfs {tmp_path}"
-    finding = in_user_namespace(f"resources.check_disk(Path({str(tmp_path)!r}))", before=script)
+    finding = checked_in_namespace(f"resources.check_disk(Path({str(tmp_path)!r}))", before=script)
     assert finding.verdict is Verdict.FAIL
     assert "No space left" in finding.found
     assert not list(tmp_path.iterdir())
@@ -373,7 +337,7 @@ def test_a_build_folder_of_another_user_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size_mib", "verdict"), [(64, Verdict.FAIL), (200, Verdict.WARN), (301, Verdict.OK)])
 def test_free_disk_space_is_compared_with_limits(tmp_path: Path, size_mib: int, verdict: Verdict) -> None:
-    finding = in_user_namespace(
+    finding = checked_in_namespace(
         f"resources.check_disk(Path({str(tmp_path)!r}), wanted_mib=300, needed_mib=100)",
         before=f"mount -t tmpfs -o size={size_mib}m tmpfs {tmp_path}",
     )
@@ -568,12 +532,8 @@ def test_a_stale_security_pocket_is_reported(
     archive: Archive, tmp_path: Path, direct: None, strict: bool, verdict: Verdict
 ) -> None:
     """The pocket's index exists and is signed. Only fetching the lists shows that the mirror is outdated."""
-    archive.make_stale("stone-security")
-    try:
-        with served(archive.folder) as uri:
-            finding = check_pockets(sources(archive, uri), tmp_path / "scratch", strict=strict)
-    finally:
-        archive.publish("stone-security")
+    with archive.stale("stone-security"), served(archive.folder) as uri:
+        finding = check_pockets(sources(archive, uri), tmp_path / "scratch", strict=strict)
     assert finding.verdict is verdict
     assert "stone-security" in finding.found
     assert "left out" in finding.found
@@ -670,7 +630,7 @@ def test_the_package_of_a_missing_program_is_named(architecture: str, program: s
     assert qemu.program_of(architecture) == program
     expression = f"finding.guarded('virtual machine', lambda: servers.check_virtual_machine({program!r}))"
     hide = "mount -t tmpfs tmpfs /usr/sbin; export PATH=/nowhere"
-    finding = in_user_namespace(expression, before=hide)
+    finding = checked_in_namespace(expression, before=hide)
     assert finding.verdict is Verdict.FAIL
     assert f"the program {program} is needed" in finding.found
     assert "apt-get install qemu-system-arm " in finding.fix
@@ -690,7 +650,7 @@ def test_a_compiled_program_that_cannot_run_is_reported(own_binfmt: None, tmp_pa
         f"finding.guarded('c', lambda: foreign_programs.check_cross_compiler(Path({str(tmp_path)!r}), "
         "'arm-linux-gnueabihf'))"
     )
-    finding = in_user_namespace(expression, before=OWN_BINFMT)
+    finding = checked_in_namespace(expression, before=OWN_BINFMT)
     assert finding.verdict is Verdict.FAIL
     assert "Exec format error" in finding.found
 

@@ -18,7 +18,6 @@ import socketserver
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,10 @@ import docker
 import psutil
 import pytest
 from docker.context import ContextAPI
-from spare_bridge import spare_bridge
+from http_parts import serving
+from processes import command_lines
+from registry_parts import unstarted_engine
+from waiting import eventually
 
 from doctor.containers import check_container, engine_findings, judge_engine
 from doctor.finding import Verdict
@@ -57,49 +59,16 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
 
 @pytest.fixture
-def bridge() -> Iterator[str]:
-    with spare_bridge() as name:
-        yield name
-
-
-@pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch, bridge: str) -> Iterator[Daemon]:
+def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    # A socket's path is limited to 107 bytes, and the paths of pytest's folders are too long.
-    folder = Path(tempfile.mkdtemp(prefix="pitorch-engine-"))
-    made = Daemon(
-        folder=folder / "engine",
-        host=f"unix://{folder}/docker.sock",
-        exec_root=folder / "exec",
-        options=(
-            f"--data-root={folder}/data",
-            f"--bridge={bridge}",
-            "--iptables=false",
-            "--ip-forward=false",
-            "--storage-driver=vfs",
-        ),
-    )
-    yield made
-    stop_daemon(made)
-    mounted = [Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True)]
-    for place in reversed([place for place in mounted if place.is_relative_to(folder)]):
-        subprocess.run(["umount", "-q", place], check=False, capture_output=True)
-    shutil.rmtree(folder)
+    with unstarted_engine(tmp_path_factory.mktemp("engine")) as made:
+        yield made
 
 
 def processes_of(daemon: Daemon) -> list[str]:
     """Return the command lines of the dockerd and containerd processes that use the daemon's folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if words[0].rpartition(b"/")[2] in (b"dockerd", b"containerd") and str(daemon.exec_root).encode() in b" ".join(
-            words
-        ):
-            found.append(b" ".join(words).decode())
-    return found
+    ours = [line for line in command_lines().values() if str(daemon.exec_root) in line]
+    return [line for line in ours if Path(line.split()[0]).name in ("dockerd", "containerd")]
 
 
 @pytest.mark.engine
@@ -330,11 +299,8 @@ def test_an_engine_that_ends_during_work_is_reported(
         }
         with concurrent.futures.ThreadPoolExecutor(1) as pool, contextlib.closing(connect()) as watcher:
             work = pool.submit(jobs[doing])
-            deadline = time.monotonic() + 120
-            while not (running := watcher.containers.list()):
-                assert time.monotonic() < deadline, "the container did not start"
-                assert not work.done(), work.exception()
-                time.sleep(0.05)
+            running = eventually(lambda: work.done() or watcher.containers.list(), limit_s=120)
+            assert not work.done(), work.exception()
             inside = running[0].attrs["State"]["Pid"]
             try:
                 os.kill(json.loads(daemon.state.read_text())["pid"], signal.SIGKILL)
@@ -445,8 +411,7 @@ def test_the_error_names_the_group_of_the_socket(tmp_path: Path) -> None:
             ]
         )
         try:
-            while not address.exists():
-                time.sleep(0.02)
+            eventually(address.exists)
             address.chmod(0o660)
             drop = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             ended = subprocess.run(
@@ -611,14 +576,8 @@ def recording_proxy(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
                 self.request.sendall(answer)
                 heard.append(self.request.recv(4096))
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Listener) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_address[1], heard
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Listener)) as server:
+        yield server.server_address[1], heard
 
 
 @pytest.mark.engine

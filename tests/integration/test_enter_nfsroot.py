@@ -18,6 +18,7 @@ from pathlib import Path
 import nasty_image
 import pytest
 from device_parts import NAME_SERVER, WITH_NAME_SERVER
+from waiting import eventually
 
 from nfsroot.audit import HELPER
 
@@ -299,10 +300,7 @@ def test_a_signal_ends_the_command_and_unmounts(root: Path, number: signal.Signa
             if number == signal.SIGKILL or child.poll() is None:
                 # After SIGKILL, nothing is unmounted until the command ends; then the kernel unmounts the file systems.
                 subprocess.run(["pkill", "-KILL", "-g", str(child.pid)], check=False)
-    deadline = time.monotonic() + 60
-    while traces_of(root) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert traces_of(root) == []
+    eventually(lambda: not traces_of(root), lambda: traces_of(root))
     assert mounts() == before
 
 
@@ -371,11 +369,8 @@ def test_ctrl_c_ends_a_command_and_unmounts(root: Path) -> None:
     before = mounts()
     terminal = Terminal(HELPER, "-a", "amd64", "--local", root, "sh", "-c", "echo up; sleep 4715")
     terminal.expect("up")
-    deadline = time.monotonic() + 30
     # Wait until sleep runs, because a shell that is starting a program can lose the signal.
-    while subprocess.run(["pgrep", "-fx", "sleep 4715"], check=False, capture_output=True).returncode:
-        assert time.monotonic() < deadline, terminal.shown
-        time.sleep(0.02)
+    eventually(lambda: subprocess.run(["pgrep", "-fx", "sleep 4715"], check=False, capture_output=True).returncode == 0)
     terminal.type("\x03")
     assert terminal.wait() == 130
     terminal.drop()
@@ -391,10 +386,7 @@ def test_a_closed_terminal_ends_everything(root: Path, words: tuple[str, ...]) -
     terminal.expect("ready")
     terminal.drop()
     assert terminal.wait() in (129, 0, -1)
-    deadline = time.monotonic() + 60
-    while traces_of(root) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert traces_of(root) == []
+    eventually(lambda: not traces_of(root), lambda: traces_of(root))
 
 
 @needs_root
@@ -419,10 +411,7 @@ def test_cleans_up_without_mount_namespaces(root: Path, tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, timeout=60, env={"PATH": str(tools)},
     )  # fmt: skip
     assert done.stdout == "rc=4\nsame\n", done.stderr
-    deadline = time.monotonic() + 60
-    while left := set(Path("/tmp").glob("enter-nfsroot.*")) - before:  # Other tests remove their own folders.
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    eventually(lambda: set(Path("/tmp").glob("enter-nfsroot.*")) <= before)  # Other tests remove their own folders.
 
 
 @needs_root

@@ -19,7 +19,6 @@ import sys
 import tarfile
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,12 +28,10 @@ import nasty_image
 import pytest
 from nasty_image import tree_listing
 from ordinary_user import run_python
-from spare_bridge import spare_bridge
+from registry_parts import second_engine
+from waiting import eventually
 
 from engine.connect import connect, engine_lost
-from engine.dockerd import Daemon
-from engine.start import ensure_daemon
-from engine.stop import stop_daemon
 from nfsroot import serve, unpack
 from nfsroot.boot_files import boot_parts, write_boot_files
 from nfsroot.export import export, print_result
@@ -178,31 +175,14 @@ def test_both_methods_are_exact(client: docker.DockerClient, reference: str, tmp
 def test_other_storage_drivers_give_the_same_tree(
     reference: str, client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if shutil.which("dockerd", path=f"/usr/sbin:/usr/bin:{os.environ['PATH']}") is None:
-        pytest.skip("needs dockerd, to start one with the storage driver vfs")
     here = export(config_for(reference), destination=tmp_path / "here", fix=False)
-    # The path of a socket has at most 107 bytes, and the paths of pytest's folders are too long.
-    folder = Path(tempfile.mkdtemp(prefix="pitorch-vfs-"))
-    with spare_bridge() as bridge:
-        daemon = Daemon(
-            folder=folder / "engine",
-            host=f"unix://{folder}/docker.sock",
-            exec_root=folder / "exec",
-            options=(f"--data-root={folder}/data", f"--bridge={bridge}", "--iptables=false", "--ip-forward=false",
-                     "--storage-driver=vfs"),
-        )  # fmt: skip
-        try:
-            monkeypatch.delenv("DOCKER_HOST", raising=False)
-            ensure_daemon(daemon)
-            monkeypatch.setenv("DOCKER_HOST", daemon.host)
-            other = connect()
-            layers = [nasty_image.layer(nasty_image.lower_layer()), nasty_image.layer(nasty_image.upper_layer())]
-            nasty_image.load(other, reference, layers)
-            there = export(config_for(reference), destination=tmp_path / "there", fix=False)
-        finally:
-            stop_daemon(daemon)
-            subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
-            shutil.rmtree(folder)
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    with second_engine(folder) as daemon:
+        monkeypatch.setenv("DOCKER_HOST", daemon.host)
+        layers = [nasty_image.layer(nasty_image.lower_layer()), nasty_image.layer(nasty_image.upper_layer())]
+        nasty_image.load(connect(), reference, layers)
+        there = export(config_for(reference), destination=tmp_path / "there", fix=False)
     assert there.method == "layers"
     assert there.rootfs_sha256 == here.rootfs_sha256
     assert there.image_id == here.image_id
@@ -579,11 +559,7 @@ def test_an_interrupted_export_keeps_the_old_tree(
         cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     started = Layout(place).aside / "tree"
-    deadline = time.monotonic() + 60
-    while not (started.is_dir() and any(started.iterdir())):
-        assert child.poll() is None, "the export ended before it could be interrupted"
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    eventually(lambda: started.is_dir() and any(started.iterdir()), interval_s=0.002, task=child)
     child.send_signal(number)
     child.wait(30)
     assert child.returncode != 0

@@ -23,10 +23,13 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from lab_parts import LIMIT_S, eventually, running, with_boards
+from exports import exported_in
+from http_parts import answering
+from lab_parts import programs, running, with_boards
 from labgrid import Environment
 from labgrid.strategy import StrategyError
-from test_device_environment import exported_in
+from processes import command_lines
+from waiting import LIMIT_S, eventually
 
 from device import labgrid_environment, suite
 from device.lab import log, release, run, services
@@ -40,7 +43,6 @@ from nfsroot.private_network import private_network
 from toolchain import board_events, files, ports, reaper
 from toolchain.config import ROOT, Config, LabConfig
 from toolchain.errors import BoardSilent, DeviceTestsFailed, InUse, NetworkUnreachable, UserError
-from toolchain.manifest import Manifest
 
 BOARDS = ("pi3=pi@192.0.2.3 model=pi3 bits=32", "pi4=192.0.2.4:2222 model=pi4 bits=64")
 
@@ -63,12 +65,6 @@ def far(coordinator: Coordinator) -> Iterator[str]:
     coordinator.define("far", {"project": services.PROJECT, "kind": "qemu", "model": "virt"}, "elsewhere/far/*")
     yield "far"
     coordinator.delete("far")
-
-
-def programs(config: Config, name: str) -> list[int]:
-    """Find a program's processes, except its supervisor."""
-    session = services.status(config).running[name]
-    return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
 
 def kill(config: Config, name: str) -> None:
@@ -368,12 +364,8 @@ def power_switch(status: int = 200, switch: Callable[[bool], None] | None = None
         def log_message(self, *_: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"127.0.0.1:{server.server_port}", requests
-        finally:
-            server.shutdown()
+    with answering(Handler) as port:
+        yield f"127.0.0.1:{port}", requests
 
 
 def test_a_remote_place_is_switched_on_and_off(config: Config, coordinator: Coordinator, tmp_path: Path) -> None:
@@ -615,7 +607,7 @@ def test_a_stopped_run_releases_all_boards(
             task.kill()
     eventually(lambda: not any(place.holder for place in coordinator.places().values()))
     assert not (folder / "index.html").exists()
-    eventually(lambda: not [line for line in command_lines() if str(folder) in line])
+    eventually(lambda: not any(str(folder) in line for line in command_lines().values()))
 
 
 def test_a_system_error_of_a_board_is_in_the_merged_report(config: Config) -> None:
@@ -631,14 +623,6 @@ def test_a_system_error_of_a_board_is_in_the_merged_report(config: Config) -> No
         assert (folder / "index.html").read_text().count("expected: a usable file or folder") == 2
     finally:
         files.remove(folder)
-
-
-def command_lines() -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return found
 
 
 def test_a_board_that_does_not_boot_twice_is_quarantined(
@@ -670,10 +654,7 @@ def test_a_board_that_does_not_boot_twice_is_quarantined(
 @pytest.fixture
 def built_tree(config: Config, tmp_path: Path) -> Config:
     """Return the lab's configuration with another export, whose manifest states that its image was built here."""
-    made = exported_in(tmp_path / "export")
-    Manifest(step="nfsroot", key="k", inputs={}, facts={"image_id": "1", "built_image": "1"}).write(
-        Layout.of(made).manifest
-    )
+    made = exported_in(tmp_path / "export", image_id="1", built_image="1")
     return replace(made, lab=config.lab, build=config.build, device=replace(made.device, boot_timeout_s=2.0))
 
 

@@ -18,16 +18,17 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from device_parts import write_suite
-from lab_parts import LIMIT_S, eventually
-from ssh_board import ssh_board, sshd_in
-from test_device_environment import exported_in
+from exports import exported_in
+from lab_parts import programs
+from ssh_board import ssh_board
 from test_netboot import bridged, ip
+from waiting import LIMIT_S, eventually
 
-from device.lab import log, run, services
+from device.lab import log, run
 from device.lab.coordinator import program
 from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
-from toolchain import process, reaper
+from toolchain import process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import DiskFull
 
@@ -106,11 +107,6 @@ class Pc:
     def lab(self, action: str) -> str:
         """Run ``lab up`` or ``lab status`` and return its output."""
         return process.run(self.words("-c", LAB, json.dumps(self.settings), action), cwd=ROOT, limit_s=120).output
-
-    def programs(self, name: str) -> list[int]:
-        """Return the process IDs of one of the lab's programs, without its supervisor."""
-        session = services.status(self.config).running[name]
-        return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
     @contextlib.contextmanager
     def holding(self, board: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -191,9 +187,8 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(sshd: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("network")
-    sshd = sshd_in(folder)
     with (
         private_network(),
         pc("hub", "192.168.77.2", folder / "hub") as hub,
@@ -229,13 +224,13 @@ def test_two_pcs_offer_their_boards(lab: Lab) -> None:
 def test_a_pc_without_network_loses_only_its_own_boards(lab: Lab) -> None:
     with lab.hub.holding("a") as client:
         with cut("one"):
-            eventually(lambda: "MISSING" in lab.state("a"), STATE_INTERVAL_S)
+            eventually(lambda: "MISSING" in lab.state("a"), interval_s=STATE_INTERVAL_S)
             with lab.hub.holding("b"):
                 assert "held by hub/" in lab.state("b")
             assert lab.free("b")
             end(client)
-            eventually(lambda: lab.state("a").endswith("free"), STATE_INTERVAL_S)
-        eventually(lambda: lab.free("a"), STATE_INTERVAL_S)
+            eventually(lambda: lab.state("a").endswith("free"), interval_s=STATE_INTERVAL_S)
+        eventually(lambda: lab.free("a"), interval_s=STATE_INTERVAL_S)
     with lab.hub.holding("a"):
         pass
     assert lab.free("a")
@@ -249,12 +244,7 @@ def waiting(tmp_path: Path) -> tuple[Path, Path, Path]:
 
 
 def wait_for_start(task: subprocess.Popen[str], started: Path) -> None:
-    deadline = time.monotonic() + 300
-    while not started.exists() and task.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.2)
-    if not started.exists():
-        task.kill()
-        pytest.fail(f"the suite has not started: {task.communicate()[0]}")
+    eventually(started.exists, "the suite has not started", limit_s=300, task=task)
 
 
 def test_a_run_goes_on_after_the_network_was_cut_for_30_s(lab: Lab, tmp_path: Path) -> None:
@@ -325,7 +315,7 @@ def test_a_run_connects_the_card_to_its_board(lab: Lab, tmp_path: Path) -> None:
     with subprocess.Popen(words) as exporter:
         try:
             process.run(lab.hub.words("-c", DEFINE, COORDINATOR, "define"), cwd=ROOT)
-            eventually(lambda: lab.free("carded"), STATE_INTERVAL_S)
+            eventually(lambda: lab.free("carded"), interval_s=STATE_INTERVAL_S)
             path = f"{ssh.parent}:{os.environ['PATH']}"
             with lab.hub.run(suite, "on_place carded", {"PATH": path}) as task:
                 output, _ = task.communicate(timeout=300)
@@ -343,11 +333,11 @@ def test_a_run_goes_on_after_a_program_was_killed(lab: Lab, tmp_path: Path, name
     suite, go, started = waiting(tmp_path)
     with lab.hub.run(suite) as task:
         wait_for_start(task, started)
-        before = pc.programs(name)
+        before = programs(pc.config, name)
         assert before
         for pid in before:
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: set(pc.programs(name)) - set(before))
+        eventually(lambda: set(programs(pc.config, name)) - set(before))
         go.touch()
         output, _ = task.communicate(timeout=300)
     assert task.returncode == 0, output

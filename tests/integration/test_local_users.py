@@ -15,26 +15,26 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from device_parts import write_suite
+from exports import mark_as_export
 from test_device_drive import drive
 from test_serve import in_foreground, marked
+from waiting import eventually
 
 from device import chain
 from device.record import Record
-from device.remote import loader_session
+from device.remote import loader_session, targets
 from engine.start import socket_group
 from nfsroot import serve
-from nfsroot.layout import Layout, identity_of, require_export, write_marker
+from nfsroot.layout import Layout, identity_of, require_export
 from nfsroot.private_network import private_network
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, EngineUnavailable, InUse
-from toolchain.manifest import Manifest
 from toolchain.ports import free_port
 
 ORDINARY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -59,9 +59,7 @@ def exported(open_folder: Path) -> Config:
     """Make an export with this machine's programs, in a folder with mode 0755."""
     layout = Layout(open_folder / "nfsroot")
     fill(layout.tree)
-    layout.folder.mkdir()
-    write_marker(layout, frozenset({identity_of(layout.tree)}))
-    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
+    mark_as_export(layout)
     return load_config({"nfs": {"folder": str(layout.place), "address": "127.0.0.1", "port": free_port()}})
 
 
@@ -167,8 +165,7 @@ def test_other_users_cannot_reach_test_on_pis_server(open_folder: Path, tmp_path
     )
     with ThreadPoolExecutor(1) as thread:
         run = thread.submit(drive, tmp_path, served=(tree, port), private_network=True)
-        while not up.exists() and not run.done():
-            time.sleep(0.05)
+        eventually(lambda: up.exists() or run.done())
         assert not run.done(), run.result().output
         assert intrude(open_folder, port, tree) == NOTHING
         go.touch()
@@ -331,25 +328,14 @@ def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> N
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
 def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
     """The lock file's name is the same for all users, so another user may have created a link with that name."""
-    precious, lock, loader = tmp_path / "precious", tmp_path / "lock", tmp_path / "loader"
+    precious, lock = tmp_path / "precious", tmp_path / "lock"
     precious.write_text("years of work")
     if kind == "symbolic":
         lock.symlink_to(precious)
     else:
         lock.hardlink_to(precious)
-    words: list[str | Path] = [
-        "g++",
-        "-std=c++17",
-        "-Wall",
-        "-Wextra",
-        "-Wshadow",
-        "-Wconversion",
-        "-Werror",
-        "-o",
-        loader,
-    ]
-    sources = [loader_session.SOURCE / name for name in ("loader.cpp", "opencl.cpp")]
-    subprocess.run([*words, *sources, "-ldl"], check=True)
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    loader = loader_session.build_loader(config, targets.load("local"))
     done = subprocess.run(
         [loader, lock, "1", "5"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
     )

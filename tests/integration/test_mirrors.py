@@ -13,12 +13,12 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from registry_parts import need, second_engine
+from waiting import eventually
 
 from engine import systemd
 from engine.connect import connect
@@ -429,8 +429,7 @@ def test_file_is_restored_if_the_reload_fails(tmp_path: Path, daemon: Daemon, mo
 def test_killed_engine_is_started_again(tmp_path: Path, daemon: Daemon) -> None:
     pid = json.loads(daemon.state.read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
-    while find(pid) is not None:
-        time.sleep(0.05)
+    eventually(lambda: find(pid) is None)
     assert mirrors._reload_restored(daemon, ()) == "and the engine uses the previous mirrors"
     assert json.loads(daemon.state.read_text())["pid"] != pid
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import tvm_servers
-from lab_parts import eventually
+from processes import in_group
 from registry_parts import small_disk
 from remote_kernels import out_of_reach
+from waiting import eventually
 
 from device.remote import environment, models, reporting
 from device.remote.environment import TvmEnvironment
@@ -97,11 +98,6 @@ def obtained(tvm: TvmEnvironment, board: tvm_servers.Running, content: bytes, tm
     return facts["parameters"], mapped >= len(content)
 
 
-def processes(group: int) -> set[str]:
-    """Return the processes of a group except zombies: the server reads the status of zombies later."""
-    return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
-
-
 def test_tracker_and_second_run_sends_no_parameters(tvm: TvmEnvironment, cache: Path) -> None:
     with tvm_servers.tracker(tvm) as tracker, tvm_servers.board(tvm, key="pi3", tracker_port=tracker.port):
         first, second = (run(f"tracker://127.0.0.1:{tracker.port}/pi3") for _ in range(2))
@@ -160,7 +156,7 @@ def test_another_server_gets_the_parameters_each_time(tvm: TvmEnvironment, cache
 def test_interrupted_transfer_leaves_no_file(tvm: TvmEnvironment, cache: Path, how: str) -> None:
     limit_s = 5 if how == "timed out" else 300
     with tvm_servers.board(tvm) as board:
-        before = processes(board.process.pid)
+        before = in_group(board.process.pid)
         words = [sys.executable, "-c", HALF, str(board.port), str(limit_s)]
         with subprocess.Popen(words, env={**os.environ, **tvm.variables}, stdout=subprocess.PIPE) as client:
             try:
@@ -174,7 +170,7 @@ def test_interrupted_transfer_leaves_no_file(tvm: TvmEnvironment, cache: Path, h
                     board.process.wait(60)
                 eventually(lambda: list(cache.iterdir()) == [])
                 if how != "server stopped":
-                    eventually(lambda: processes(board.process.pid) == before)
+                    eventually(lambda: in_group(board.process.pid) == before)
             finally:
                 client.kill()
 

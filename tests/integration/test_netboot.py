@@ -27,20 +27,21 @@ from typing import Any
 
 import psutil
 import pytest
-from lab_parts import eventually
+from exports import mark_as_export
+from waiting import eventually
 
 from device import deploy
 from nfsroot import access, netboot
 from nfsroot.boards import Board
 from nfsroot.boot_files import overlay_arguments
-from nfsroot.layout import Layout, identity_of, write_marker
+from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
 from nfsroot.qemu import LEAN_INIT
 from nfsroot.tree import TreeHash
 from toolchain import board_events, process
 from toolchain.config import ROOT, Config, LabConfig, load_config
 from toolchain.errors import ArtefactMissing, InUse, NetworkUnreachable
-from toolchain.manifest import Artefact, Manifest
+from toolchain.manifest import Artefact
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces, DHCP and NFS"),
@@ -62,13 +63,11 @@ def exported(tmp_path: Path) -> Config:
     """Return a configuration with a folder that looks like an export, and a TFTP folder."""
     config = load_config({"build": {"folder": str(tmp_path / "build")}, "nfs": {"address": PC, "port": "12049"}})
     layout = Layout.of(config)
-    layout.tree.mkdir(parents=True)
+    mark_as_export(layout)
     layout.place.chmod(0o700)
-    layout.tftp.mkdir(parents=True)
+    layout.tftp.mkdir()
     (layout.tftp / "config.txt").write_text("arm_64bit=0\n")
     (layout.tftp / "cmdline.txt").write_text("root=/dev/nfs rw pitorch.overlay\n")
-    write_marker(layout, frozenset({identity_of(layout.tree)}))
-    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return config
 
 
@@ -548,41 +547,6 @@ def of_many(exported_config: Config) -> Iterator[Config]:
     shutil.rmtree(Layout.of(config).boards, ignore_errors=True)
 
 
-@pytest.mark.expensive
-@pytest.mark.machine
-@pytest.mark.timeout(1800)
-def test_one_board_boots_from_dhcp_to_ssh(of_one: Config, u_boot: Path, tmp_path: Path) -> None:
-    """U-Boot gets an address, and fetches the kernel and initramfs over TFTP. The kernel mounts its root over NFS."""
-    with bridge_for_boards(of_one), booting(of_one) as wait_for, boards_of_qemu(1, u_boot, tmp_path):
-        (board,) = all_up(wait_for, 1)
-        assert board.mac == "52:54:00:77:00:01"
-        run_on(of_one, board, "touch", "/root/written-by-the-board")
-    written = Layout.of(of_one).tree / "root/written-by-the-board"
-    assert written.exists()
-    written.unlink()
-
-
-@pytest.mark.expensive
-@pytest.mark.machine
-@pytest.mark.timeout(3600)
-def test_four_boards_share_a_read_only_tree(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
-    layout = Layout.of(of_many)
-    before = TreeHash.of(layout.tree).sha256
-    with bridge_for_boards(of_many), booting(of_many) as wait_for, boards_of_qemu(4, u_boot, tmp_path):
-        boards = all_up(wait_for, 4)
-        names = [run_on(of_many, board, "hostname") for board in boards]
-        name = (layout.tree / "etc/hostname").read_text().strip()
-        assert names == [f"{name}-525400770{number:03}" for number in range(1, 5)]
-        assert len({run_on(of_many, board, "cat", "/etc/machine-id") for board in boards}) == 4
-        assert len({run_on(of_many, board, "cat", "/etc/ssh/ssh_host_ed25519_key.pub") for board in boards}) == 4
-        for board, name in zip(boards, names, strict=True):
-            run_on(of_many, board, "sh", "-c", "hostname >/home/kept && hostname >/usr/in-memory && sync")
-            assert run_on(of_many, board, "cat", "/home/kept", "/usr/in-memory").split() == [name, name]
-        assert TreeHash.of(layout.tree).sha256 == before
-    for board, name in zip(boards, names, strict=True):
-        assert (layout.boards / board.mac.replace(":", "") / "tree/home/kept").read_text() == f"{name}\n"
-
-
 HEADER = "opt/pitorch/include/qpu.h"
 
 
@@ -597,26 +561,36 @@ def layer_with(name: str, content: bytes, tar: Path) -> Artefact:
 
 @pytest.mark.expensive
 @pytest.mark.machine
-@pytest.mark.timeout(2400)
-def test_deploy_reaches_all_boards(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
-    """Each board reads the new content of a file that it has read before and that one of its programs keeps open."""
+@pytest.mark.timeout(4800)
+def test_four_boards_share_a_read_only_tree(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
+    """Each board also reads the deployed content of a file that it has read before and that a program keeps open."""
     layout = Layout.of(of_many)
-    before = (layout.tree / HEADER).read_bytes()
+    before, header = TreeHash.of(layout.tree).sha256, (layout.tree / HEADER).read_bytes()
     kept = {path: path.read_bytes() for path in (layout.manifest, *layout.folder.glob("sbom.*"))}
-    with bridge_for_boards(of_many), booting(of_many) as wait_for, boards_of_qemu(2, u_boot, tmp_path):
-        boards = all_up(wait_for, 2)
-        for board in boards:
+    with bridge_for_boards(of_many), booting(of_many) as wait_for, boards_of_qemu(4, u_boot, tmp_path):
+        boards = all_up(wait_for, 4)
+        names = [run_on(of_many, board, "hostname") for board in boards]
+        name = (layout.tree / "etc/hostname").read_text().strip()
+        assert names == [f"{name}-525400770{number:03}" for number in range(1, 5)]
+        assert len({run_on(of_many, board, "cat", "/etc/machine-id") for board in boards}) == 4
+        assert len({run_on(of_many, board, "cat", "/etc/ssh/ssh_host_ed25519_key.pub") for board in boards}) == 4
+        for board, name in zip(boards, names, strict=True):
+            run_on(of_many, board, "sh", "-c", "hostname >/home/kept && hostname >/usr/in-memory && sync")
+            assert run_on(of_many, board, "cat", "/home/kept", "/usr/in-memory").split() == [name, name]
             assert run_on(of_many, board, "sh", "-c", f"tail -f /{HEADER} >/dev/null 2>&1 & cat /{HEADER}")
+        assert TreeHash.of(layout.tree).sha256 == before
         try:
             deploy.put(layout, [layer_with(HEADER, b"// deployed\n", tmp_path / "new.tar")], owned_prefixes=())
             time.sleep(2)  # boards cache the attributes of folders for 1 s
-            assert [run_on(of_many, board, "cat", f"/{HEADER}") for board in boards] == ["// deployed"] * 2
+            assert [run_on(of_many, board, "cat", f"/{HEADER}") for board in boards] == ["// deployed"] * 4
             refused = process.run(ssh(of_many, boards[0], "touch", "/opt/pitorch/new"), limit_s=300, check=False)
             assert "Read-only file system" in refused.output
         finally:
-            deploy.put(layout, [layer_with(HEADER, before, tmp_path / "old.tar")], owned_prefixes=())
+            deploy.put(layout, [layer_with(HEADER, header, tmp_path / "old.tar")], owned_prefixes=())
             for path, content in kept.items():
                 path.write_bytes(content)
+    for board, name in zip(boards, names, strict=True):
+        assert (layout.boards / board.mac.replace(":", "") / "tree/home/kept").read_text() == f"{name}\n"
 
 
 @pytest.mark.expensive
@@ -661,21 +635,26 @@ def test_a_board_boots_while_one_packet_in_twenty_is_lost(of_many: Config, u_boo
 @pytest.mark.expensive
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
-def test_boards_wait_for_a_server_that_was_killed(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
-    with bridge_for_boards(of_many), boards_of_qemu(1, u_boot, tmp_path):
+def test_one_board_boots_and_waits_for_a_killed_server(of_one: Config, u_boot: Path, tmp_path: Path) -> None:
+    """U-Boot gets an address, and fetches the kernel and initramfs over TFTP. The kernel mounts its root over NFS."""
+    with bridge_for_boards(of_one), boards_of_qemu(1, u_boot, tmp_path):
         ended = pytest.raises(AssertionError, match="NFS server exited unexpectedly")
-        with ended, booting(of_many) as wait_for:
+        with ended, booting(of_one) as wait_for:
             (board,) = all_up(wait_for, 1)
-            assert run_on(of_many, board, "cat", "/proc/sys/kernel/hostname").endswith("-525400770001")
+            assert board.mac == "52:54:00:77:00:01"
+            run_on(of_one, board, "sh", "-c", "touch /root/written-by-the-board && sync")
             (server,) = [child for child in psutil.Process().children() if child.name() == "ganesha.nfsd"]
             server.kill()
             wait_for(lambda _board: False)
-        reading = subprocess.Popen(ssh(of_many, board, "md5sum", "/usr/bin/python3", "/usr/bin/ssh-keygen"))
+        reading = subprocess.Popen(ssh(of_one, board, "md5sum", "/usr/bin/python3", "/usr/bin/ssh-keygen"))
         try:
             with pytest.raises(subprocess.TimeoutExpired):
                 reading.wait(10)
-            with booting(of_many):
+            with booting(of_one):
                 assert reading.wait(LIMIT_S) == 0
         finally:
             reading.kill()
             reading.wait()
+    written = Layout.of(of_one).tree / "root/written-by-the-board"
+    assert written.exists()
+    written.unlink()

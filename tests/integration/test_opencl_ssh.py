@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from exports import exported_in
 from extracted_root import extract_root
-from lab_parts import eventually
-from test_device_environment import exported_in
 from test_opencl import needs_pocl, write
 from test_remote_ssh import DEVICE, Running, reachable
+from waiting import eventually
 
 from device.remote import profiling, targets
 from device.remote.loader_session import Timing
@@ -55,7 +55,7 @@ def run(board: Running, kernel: str | Path, *, size: int = 0) -> Profile:
 
 
 @pytest.fixture
-def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def board(sshd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     """Run a board with this PC's architecture, for which the loader is then compiled."""
     needs_pocl()
     rows, row = targets._DATA.read_text(), 'title = "OpenCL"\ndebian = "arm64"\n'
@@ -63,7 +63,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     monkeypatch.setattr(targets, "_DATA", tmp_path / "targets.toml")
     targets._DATA.write_text(rows.replace(row, 'title = "OpenCL"\n'))
     needs_compiler()
-    with reachable(exported_in(tmp_path), tmp_path) as running:
+    with reachable(sshd, exported_in(tmp_path), tmp_path) as running:
         yield running
 
 
@@ -122,7 +122,7 @@ def test_lost_connection_leaves_no_opencl_kernel_and_no_file(board: Running, tmp
 
 
 @pytest.fixture
-def arm64(product_config: Config, tmp_path: Path) -> Iterator[Running]:
+def arm64(sshd: Path, product_config: Config, tmp_path: Path) -> Iterator[Running]:
     """Run a board with POCL in a root for arm64, whose programs qemu-user runs unless this PC has that architecture."""
     needs_compiler()
     shared = for_all_targets(product_config, "trixie")
@@ -133,7 +133,7 @@ def arm64(product_config: Config, tmp_path: Path) -> Iterator[Running]:
         extract_root(shared, "opencl", ARM64_PACKAGES, root, ARCHITECTURES["arm64"])
         for name in ("dev", "proc", "sys", "tmp"):
             (root / name).mkdir(exist_ok=True)
-        with reachable(exported_in(tmp_path), tmp_path, variables, ENTER.format(root=root)) as running:
+        with reachable(sshd, exported_in(tmp_path), tmp_path, variables, ENTER.format(root=root)) as running:
             remote = replace(running.config.remote, session_limit_s=1800)
             yield replace(running, config=replace(running.config, remote=remote))
 

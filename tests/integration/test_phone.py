@@ -20,15 +20,15 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from extracted_root import extract_root
-from remote_kernels import CRASHING, PARALLEL, RIGHT, write
+from remote_kernels import CRASHING, PARALLEL, RIGHT, TEMPORARY, write
 from test_opencl import write as write_opencl
 from test_opencl_ssh import ARM64_PACKAGES
+from waiting import eventually
 
 from device.remote import environment, loader_session, models, phone, profiling, targets
 from device.remote.address import parse
@@ -54,26 +54,6 @@ QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
 ENDLESS = Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0)
 WIRELESS = "127.0.0.1:5555"
 FOUND_BY_PORT = "emulator-5554"  # adb's server looks for Android emulators on this PC's ports
-TEMPORARY = """
-    import numpy
-
-    SIZE = 40000
-
-    def module(size):
-        import tvm
-        from tvm import te
-
-        a = te.placeholder((size,), "float32", name="a")
-        once = te.compute((size,), lambda i: a[i] * 2.0, name="once")
-        b = te.compute((size,), lambda i: once[size - 1 - i] + once[i], name="b")
-        return tvm.IRModule({"temporary": te.create_prim_func([a, b]).with_attr("global_symbol", "temporary")})
-
-    def inputs(size, random):
-        return [random.standard_normal(size, dtype=numpy.float32)]
-
-    def reference(a):
-        return a[::-1] * numpy.float32(2) + a * numpy.float32(2)
-"""
 STAND_IN = """
     extern int *__errno_location(void);
     extern int __libc_start_main(int (*)(int, char **, char **), int, char **, void *, void *, void *, void *);
@@ -206,13 +186,6 @@ def needs_compiler() -> str:
     if shutil.which(compiler) is None:
         pytest.skip(f"the program {compiler} is missing; ./inv installs it")
     return compiler
-
-
-def eventually(holds: Callable[[], bool], limit_s: float = 60) -> None:
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, f"the condition did not become true within {limit_s:g} s"
-        time.sleep(0.05)
 
 
 def child(pid: int) -> int:
@@ -432,7 +405,7 @@ def test_opencl_session_that_fails_leaves_nothing_on_a_phone(
     with own_server(tmp_path) as server:
 
         def lose() -> None:
-            eventually(lambda: mapped("/twice.so"), 1800)
+            eventually(lambda: mapped("/twice.so"), limit_s=1800)
             server.kill()
 
         losing = threading.Thread(target=lose)
@@ -471,7 +444,7 @@ def test_lost_phone_is_reported_and_cleaned(
             pid = server.pid if end == "server" else adbd
 
             def stop() -> None:
-                eventually(lambda: computes(namespace), 600)  # The kernel or model is compiled first.
+                eventually(lambda: computes(namespace), limit_s=600)  # The kernel or model is compiled first.
                 os.kill(pid, signal.SIGKILL)
 
             ending = threading.Thread(target=stop)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy
 import pytest
-from remote_kernels import PARALLEL, export, write
+from remote_kernels import PARALLEL, TEMPORARY, export, write
 
 from device.remote import environment, profiling
 from device.remote.loader_session import Timing
@@ -19,27 +19,6 @@ from toolchain.errors import UserError
 from toolchain.process import run
 
 ONCE = Timing(number=1, repeat=1, min_repeat_ms=0, warm_up=0)
-
-TEMPORARY = """
-    import numpy
-
-    SIZE = 4096
-
-    def module(size):
-        import tvm
-        from tvm import te
-
-        a = te.placeholder((size,), "float32", name="a")
-        between = te.compute((size,), lambda i: a[i] * 3.0, name="between")
-        b = te.compute((size,), lambda i: between[size - 1 - i] + 1.0, name="b")
-        return tvm.IRModule({"backwards": te.create_prim_func([a, b]).with_attr("global_symbol", "backwards")})
-
-    def inputs(size, random):
-        return [random.standard_normal(size, dtype=numpy.float32)]
-
-    def reference(a):
-        return (a * numpy.float32(3))[::-1] + numpy.float32(1)
-"""
 
 
 @pytest.fixture
@@ -118,10 +97,10 @@ def test_a_kernel_can_allocate_temporary_memory(tvm: ModuleType, product_config:
     path = tmp_path / "kept.so"
     file = write(tmp_path, TEMPORARY)
     profiling.profile(product_config, kernel=str(file), target="local", device="emulator", keep=path, timing=ONCE)
-    a, b = aligned((4096,)), aligned((4096,))
-    a[...] = numpy.arange(4096)
-    tvm.Library(path)["backwards"](a, b)
-    assert (b == (a * 3)[::-1] + 1).all()
+    a, b = aligned((40000,)), aligned((40000,))
+    a[...] = numpy.arange(40000)
+    tvm.Library(path)["temporary"](a, b)
+    assert (b == a[::-1] * 2 + a * 2).all()
 
 
 def test_an_unusable_library_is_refused(tvm: ModuleType, gemm: Path, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import tvm_servers
-from lab_parts import eventually
+from processes import in_group
 from remote_kernels import CRASHING, RIGHT, out_of_reach, write
+from waiting import eventually
 
 from device.remote import environment, profiling
 from device.remote.environment import TvmEnvironment
@@ -81,10 +82,7 @@ def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserE
 
 
 def until_in_session(board: tvm_servers.Running, sessions: int) -> None:
-    deadline = time.monotonic() + 60
-    while board.log().count("load_module") < sessions:
-        assert time.monotonic() < deadline, board.log()
-        time.sleep(0.1)
+    eventually(lambda: board.log().count("load_module") >= sessions, board.log)
 
 
 @pytest.mark.parametrize(("kernel", "size"), [("add_one", 0), ("gemm", 64), ("gemm", 33)])
@@ -264,22 +262,17 @@ def test_lost_client_leaves_no_process_and_no_file(
     tvm: TvmEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-
-    def processes(group: int) -> set[str]:
-        """Return the processes of a group except zombies: the server reads the status of zombies later."""
-        return set(process.output_of(["pgrep", "--runstates=D,R,S,T", "-g", str(group)]).split())
-
     with tvm_servers.board(tvm) as board:
-        before = processes(board.process.pid)
+        before = in_group(board.process.pid)
         thread, ended = holding(f"127.0.0.1:{board.port}", session_s=20)
         until_in_session(board, 1)
-        assert processes(board.process.pid) > before
+        assert in_group(board.process.pid) > before
         assert list(tmp_path.rglob("*.so"))
         client = process.run(["pgrep", "-P", str(os.getpid()), "-f", "rpc_worker"], limit_s=60).output
         os.kill(int(client), signal.SIGKILL)
         thread.join()
         assert ended
-        eventually(lambda: processes(board.process.pid) == before)
+        eventually(lambda: in_group(board.process.pid) == before)
         eventually(lambda: list(tmp_path.rglob("*.so")) == [])
 
 
@@ -315,9 +308,7 @@ def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monk
         device = f"127.0.0.1:{board.port}"
         with pytest.raises(BoardLost):
             run(device, kernel=str(write(tmp_path, CRASHING)))
-        deadline = time.monotonic() + 120
-        while board.log().count("pitorch: serving at") < 2 and time.monotonic() < deadline:
-            time.sleep(0.2)
+        eventually(lambda: board.log().count("pitorch: serving at") >= 2, board.log, limit_s=120)
         assert "is being restarted" in board.log()
         assert list(tmp_path.rglob("*.so")) == []
         assert run(device).checked == 1024

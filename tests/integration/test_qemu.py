@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from device_parts import BOOT_LIMIT_S, bootable
+from waiting import eventually
 
 from nfsroot import qemu, serve
 from nfsroot.layout import Layout
@@ -172,10 +173,7 @@ def test_qemu_ends_with_its_parent(tmp_path: Path) -> None:
     assert Path(f"/proc/{pid}").exists()
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not Path(f"/proc/{pid}").exists()
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.mark.machine

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import docker
 import pytest
+from http_parts import serving
 from registry_parts import (
     AMD64,
     KIB,
@@ -27,7 +28,7 @@ from registry_parts import (
     TokenServer,
     ask,
     blobs_on_disk,
-    command_lines,
+    command_lines_seen,
     config_for,
     forget,
     image,
@@ -38,6 +39,7 @@ from registry_parts import (
     tags_of,
 )
 from rich.console import Console
+from waiting import eventually
 
 from registry import client as registry
 from registry import local as local_registry
@@ -445,7 +447,7 @@ def test_token_authentication(
 ) -> None:
     need("docker-registry")
     certificate, key = make_certificate(tmp_path, "127.0.0.1")
-    with TokenServer(certificate, key) as server:
+    with serving(TokenServer(certificate, key)) as server:
         token = {"realm": server.url, "service": "pitorch-test", "issuer": "issuer", "rootcertbundle": str(certificate)}
         variables = {f"REGISTRY_AUTH_TOKEN_{name.upper()}": value for name, value in token.items()}
         with local_registry.serve(Settings(folder=tmp_path / "r", variables=variables)) as running:
@@ -503,7 +505,7 @@ def test_password_is_never_shown(
     caplog.set_level(logging.DEBUG)
     config = config_for(tmp_path, guarded.address, repository="hidden")
     fault = None
-    with command_lines() as seen, image(client, config.image_reference("system"), (256 * KIB,)):
+    with command_lines_seen() as seen, image(client, config.image_reference("system"), (256 * KIB,)):
         try:
             pushed = registry.push(config, user=USER)
         except AccessDenied as caught:
@@ -559,7 +561,7 @@ def test_ctrl_c_stops_the_push(client: docker.DockerClient, plain: Registry, tmp
                 text=True,
             )
             try:
-                wait_for(lambda: slow.sent > 1 * MIB)
+                eventually(lambda: slow.sent > 1 * MIB)
                 child.send_signal(signal.SIGINT)
                 output, _ = child.communicate(timeout=20)
             finally:
@@ -568,7 +570,7 @@ def test_ctrl_c_stops_the_push(client: docker.DockerClient, plain: Registry, tmp
             assert "KeyboardInterrupt" in output, "tasks.py catches KeyboardInterrupt and exits with 130"
             assert tags_of(client, config) == before
             # Data in the kernel's buffers (several MiB) still passes through the slow relay.
-            wait_for(lambda: is_idle(slow))
+            eventually(lambda: is_idle(slow))
             assert slow.sent < 15 * MIB, "the engine must stop the push as well"
     assert ask(plain, "/v2/pitorch/interrupted/tags/list").status_code == 404
 
@@ -577,10 +579,3 @@ def is_idle(proxy: Proxy) -> bool:
     sent = proxy.sent
     time.sleep(0.5)
     return proxy.sent == sent
-
-
-def wait_for(condition: object, limit_s: float = 30.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"timed out after {limit_s} s"
-        time.sleep(0.02)

@@ -41,8 +41,7 @@ from registry_parts import (
 
 from registry import client as registry
 from registry import local as local_registry
-from registry import passwords, retries, transfer, trust
-from registry.credentials import PASSWORD_VARIABLE
+from registry import retries, transfer, trust
 from registry.local import Registry, Settings
 from registry.reference import Reference, resolve
 from toolchain.config import Config
@@ -64,11 +63,8 @@ TAG = "trixie-armhf"
 
 
 @pytest.fixture(autouse=True)
-def _no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_credentials(docker_config: Path) -> None:
     need("docker-registry")
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
-    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
-    monkeypatch.setattr(passwords, "_taken", {})
 
 
 def error_from_the_engine(client: docker.DockerClient, config: Config) -> UserError:

@@ -17,18 +17,18 @@ from typing import Any
 
 import docker
 import pytest
-from registry_parts import KIB, MIB, config_for, for_arm64, forget, image, need, pull
+from http_parts import serving
+from registry_parts import KIB, MIB, config_for, for_arm64, forget, image, pull
 from test_artefacts import KEY, products
 from test_signatures import make_keys, signed, write_build
 
 from flow import publish
-from registry import attestations, connection, credentials, distribution, oras, passwords, retries, transfer
+from registry import attestations, connection, credentials, distribution, oras, retries, transfer
 from registry import client as registry
-from registry import local as local_registry
 from registry.connection import Connection, log_in
-from registry.credentials import PASSWORD_VARIABLE, Credentials
+from registry.credentials import Credentials
 from registry.distribution import Blob, RemoteImage, digest_of, read_image
-from registry.local import Registry, Settings
+from registry.local import Registry
 from registry.reference import Reference, resolve
 from registry.retries import with_retries
 from toolchain import progress
@@ -143,15 +143,11 @@ class Front(http.server.ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def front(hook: Hook, target: str = "") -> Iterator[Front]:
-    with Front(hook, target) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(Front(hook, target)) as server:
         try:
             yield server
         finally:
             server.over.set()
-            server.shutdown()
-            thread.join()
 
 
 @contextlib.contextmanager
@@ -162,21 +158,11 @@ def connected_to(address: str) -> Iterator[Connection]:
 
 
 @pytest.fixture(autouse=True)
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(docker_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten delays and time limits, silence warnings, and hide all credentials."""
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.01,) * 4)
     monkeypatch.setattr(connection, "_READ_S", 1.0)
     monkeypatch.setattr(progress, "warn", lambda _: None)
-    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "none"))
-    monkeypatch.delenv(PASSWORD_VARIABLE, raising=False)
-    monkeypatch.setattr(passwords, "_taken", {})
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    need("docker-registry")
-    with local_registry.serve(Settings(folder=tmp_path_factory.mktemp("registry"))) as running:
-        yield running
 
 
 @pytest.mark.parametrize("folder", ["none", "file"])

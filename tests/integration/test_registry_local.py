@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 import yaml
 from registry_parts import ask, config_for, need, with_tls
 from spare_bridge import spare_bridge
+from waiting import eventually
 
 from registry import local as local_registry
 from registry.local import Settings
@@ -83,10 +83,7 @@ def test_registry_outlives_its_starter_on_loopback_only(config: Config, tmp_path
 def test_killed_registry_is_started_again(config: Config) -> None:
     first = local_registry.up(config)
     os.kill(first.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while local_registry.status(config).running and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not local_registry.status(config).running
+    eventually(lambda: not local_registry.status(config).running)
     assert local_registry.up(config).pid != first.pid
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from lab_parts import eventually
-from ssh_board import ssh_board, sshd_in
-from test_device_environment import exported_in
+from exports import exported_in
+from ssh_board import ssh_board
 from test_models import SUPPORT, description
 from test_netboot import bridged, ip
+from waiting import eventually
 
 from device.remote import eager, environment, models, profiling, targets
 from device.remote.address import parse
@@ -92,9 +92,8 @@ class Running:
 
 
 @contextlib.contextmanager
-def reachable(config: Config, folder: Path, variables: str = "", enter: str = "") -> Iterator[Running]:
+def reachable(sshd: Path, config: Config, folder: Path, variables: str = "", enter: str = "") -> Iterator[Running]:
     """Run a board (``ssh_board``) on a private network."""
-    sshd = sshd_in(folder)
     with private_network(), bridged("board") as namespace:
         ip("address", "add", "192.168.77.1/24", "dev", "pitorch")
         ip("-n", namespace, "address", "add", f"{BOARD}/24", "dev", "eth0")
@@ -104,20 +103,20 @@ def reachable(config: Config, folder: Path, variables: str = "", enter: str = ""
 
 
 @contextlib.contextmanager
-def serving(shared: Config, folder: Path, *, with_torch: bool) -> Iterator[Running]:
+def serving(sshd: Path, shared: Config, folder: Path, *, with_torch: bool) -> Iterator[Running]:
     """Run a board. If ``with_torch`` is set, the board's Python imports this PC's PyTorch."""
     tvm = environment.ready_for_models(shared)
     config = exported_in(folder)
     (config.build_root / "remote").mkdir(parents=True)
     for site in (tvm.site, *tvm.others):
         (config.build_root / "remote" / site.name).symlink_to(site.resolve())
-    with reachable(config, folder, f"PYTHONPATH={tvm.others[0].resolve()}" if with_torch else "") as board:
+    with reachable(sshd, config, folder, f"PYTHONPATH={tvm.others[0].resolve()}" if with_torch else "") as board:
         yield board
 
 
 @pytest.fixture
-def board(product_config: Config, tmp_path: Path) -> Iterator[Running]:
-    with serving(product_config, tmp_path, with_torch=True) as made:
+def board(sshd: Path, product_config: Config, tmp_path: Path) -> Iterator[Running]:
+    with serving(sshd, product_config, tmp_path, with_torch=True) as made:
         yield made
 
 
@@ -137,9 +136,9 @@ def test_model_runs_in_tvm_and_in_the_boards_torch(board: Running) -> None:
     eventually(lambda: not board.programs("/loader"))
 
 
-def test_a_kernel_runs_on_a_place_of_the_lab(product_config: Config, tmp_path: Path) -> None:
+def test_a_kernel_runs_on_a_place_of_the_lab(sshd: Path, product_config: Config, tmp_path: Path) -> None:
     """Other processes access the lab, because gRPC's threads in this process may be in another network namespace."""
-    with serving(product_config, tmp_path, with_torch=False) as board:
+    with serving(sshd, product_config, tmp_path, with_torch=False) as board:
         settings = {
             "INVOKE_BUILD_FOLDER": str(board.config.build.folder),
             "INVOKE_NFS_FOLDER": str(board.config.nfs.folder),
@@ -161,8 +160,8 @@ def test_a_kernel_runs_on_a_place_of_the_lab(product_config: Config, tmp_path: P
         eventually(lambda: not board.programs("/loader"))
 
 
-def test_board_without_torch_is_named_in_the_result(product_config: Config, tmp_path: Path) -> None:
-    with serving(product_config, tmp_path, with_torch=False) as board:
+def test_board_without_torch_is_named_in_the_result(sshd: Path, product_config: Config, tmp_path: Path) -> None:
+    with serving(sshd, product_config, tmp_path, with_torch=False) as board:
         done = run(board, "remote_models:cnn")
     assert done.checked == 10
     (line,) = done.not_run

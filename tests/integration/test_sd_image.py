@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from device_parts import BOOT_LIMIT_S
 from nasty_image import entry, folder, tree_listing
 from ordinary_user import USER, run_python
 from registry_parts import small_disk
+from waiting import eventually
 
 from engine.connect import DEFAULT_HOST, connect
 from flow import main_job, publish
@@ -504,12 +504,14 @@ def test_an_emulated_pi_boots_from_the_card(real_card: RealCard, tmp_path: Path)
     argv += ["-drive", "if=sd,format=raw,file=card", "-serial", f"file:{console}", "-display", "none"]
     machine = subprocess.Popen([*argv, "-monitor", "none", "-no-reboot"], cwd=tmp_path)
     try:
-        deadline = time.monotonic() + BOOT_LIMIT_S
         # A login prompt may never appear on a busy machine, because systemd waits only 90 s for the serial port.
-        while not console.exists() or FIRST_BOOT_IS_FINISHED not in console.read_text(errors="replace"):
-            assert machine.poll() is None
-            assert time.monotonic() < deadline, console.read_text(errors="replace")[-3000:]
-            time.sleep(1)
+        eventually(
+            lambda: console.exists() and FIRST_BOOT_IS_FINISHED in console.read_text(errors="replace"),
+            lambda: console.read_text(errors="replace")[-3000:],
+            limit_s=BOOT_LIMIT_S,
+            interval_s=1,
+            task=machine,
+        )
     finally:
         machine.kill()
         machine.wait()

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from lab_parts import eventually
+from exports import mark_as_export
+from waiting import eventually
 
 from nfsroot import export, serve
-from nfsroot.layout import Layout, identity_of, write_marker
+from nfsroot.layout import Layout
 from nfsroot.rendering import render
 from toolchain import process, process_identity
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, RootNeeded, UserError
-from toolchain.manifest import Manifest
 from toolchain.ports import free_port
 
 needs_server = [
@@ -60,11 +60,8 @@ def folder(tmp_path: Path) -> Path:
 def exported(tmp_path: Path) -> Config:
     """Return a configuration with a folder that looks like an export."""
     layout = Layout(tmp_path / "nfsroot")
-    tree = layout.tree
-    (tree / "etc").mkdir(parents=True)
-    layout.folder.mkdir()
-    write_marker(layout, frozenset({identity_of(tree)}))
-    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
+    (layout.tree / "etc").mkdir(parents=True)
+    mark_as_export(layout)
     return load_config({"nfs": {"folder": str(layout.place), "address": "127.0.0.1", "port": free_port()}})
 
 

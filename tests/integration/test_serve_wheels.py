@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import http.server
 import io
 import os
 import re
@@ -15,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,8 +21,10 @@ from typing import Any
 
 import pytest
 import requests
+from http_parts import served
 from test_torch_wheel import a_wheel
-from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel
+from waiting import eventually
+from wheel_parts import EM_ARM, EM_X86_64, HARD, elf, make_wheel, torch_wheel
 
 from flow.serve_wheels import Offer, serve_wheels
 from recipes import recipe
@@ -91,17 +91,9 @@ def raw(index: str, target: str, method: str = "GET") -> bytes:
     return b"".join(parts)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, because the server prints a request after the client has received the response."""
-    for _ in range(400):
-        if condition():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("timed out after 20 s")
-
-
 def wait_for(printed: list[str], count: int) -> None:
-    wait_until(lambda: len(printed) >= count)
+    """Wait for lines, because the server prints a request after the client has received the response."""
+    eventually(lambda: len(printed) >= count)
 
 
 def config_for(tmp_path: Path, wheelhouse: Path, **wheels: object) -> Config:
@@ -346,9 +338,9 @@ def test_log_shows_the_progress_of_a_download(
     monkeypatch.setattr(progress, "console", progress.make_console(file=io.StringIO()))
     monkeypatch.setattr(progress._LineBar, "_EVERY_S", 0.0)
     assert get(f"{index}/packages/{large.name}").content == large.read_bytes()
-    wait_until(lambda: any(" 200 " in line for line in printed))
+    eventually(lambda: any(" 200 " in line for line in printed))
     get(f"{index}/simple/thing/")
-    wait_until(lambda: "/simple/thing/" in printed[-1])
+    eventually(lambda: "/simple/thing/" in printed[-1])
     lines = [re.fullmatch(rf" *{re.escape(large.name)}: (\d+) %", line) for line in printed[:-2]]
     shares = [int(found[1]) for found in lines if found]
     assert len(shares) == len(lines) > 100, "the file must be sent in blocks"
@@ -396,11 +388,6 @@ def no_prebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def offering(tmp_path: Path, *wheelhouses: Path, **torch: Any) -> Config:
     folders = [str(folder) for folder in wheelhouses]
     return load_config({"build": {"folder": str(tmp_path / "build")}, "torch": {"wheelhouse": folders, **torch}})
-
-
-def torch_wheel(folder: Path, version: str = "2.6.0", *, python: str = "cp313", content: bytes = b"") -> Path:
-    contents = {"torch/_C.so": content or elf(EM_ARM, flags=HARD)}
-    return make_wheel(folder, contents, name="torch", version=version, tag=f"{python}-{python}-linux_armv7l")
 
 
 def cache_torch(config: Config, folder: Path) -> Path:
@@ -451,10 +438,10 @@ def test_torch_with_another_key_is_not_served(tmp_path: Path, no_prebuilt: Path)
 
 
 def test_only_the_images_torch_is_served(tmp_path: Path, no_prebuilt: Path) -> None:
-    first = torch_wheel(tmp_path / "first", "2.1.0")
-    torch_wheel(tmp_path / "first", "2.0.0")
-    torch_wheel(tmp_path / "second", "2.10.0")
-    other = torch_wheel(tmp_path / "second", "2.11.0", python="cp311")
+    first = torch_wheel(tmp_path / "first", version="2.1.0")
+    torch_wheel(tmp_path / "first", version="2.0.0")
+    torch_wheel(tmp_path / "second", version="2.10.0")
+    other = torch_wheel(tmp_path / "second", version="2.11.0", python="cp311")
     offer = Offer(offering(tmp_path, tmp_path / "first", tmp_path / "second"))
     assert offer() == {first.name: first, other.name: other}, "pip on the board ignores wheels for another Python"
     assert [line.split("-")[1] for line in offer.notes()] == ["2.0.0", "2.10.0"]
@@ -491,7 +478,7 @@ def test_wrong_torch_is_an_error_at_start_then_a_warning(
     tmp_path: Path, wheelhouse: Path, no_prebuilt: Path, printed: list[str], warned: list[str]
 ) -> None:
     offer = Offer(offering(tmp_path, wheelhouse))
-    torch_wheel(wheelhouse, "2.7.0", content=elf(EM_X86_64, bits=64))
+    torch_wheel(wheelhouse, {"torch/_C.so": elf(EM_X86_64, bits=64)}, version="2.7.0")
     with pytest.raises(PlatformMismatch):
         Offer(offering(tmp_path, wheelhouse))
     with running_index(offer) as url:
@@ -499,7 +486,7 @@ def test_wrong_torch_is_an_error_at_start_then_a_warning(
         assert get(f"{url}thing/").status_code == 200
         assert len(warned) == 1, "expected one warning, not one for each request"
         assert "torch-2.7.0" in warned[0]
-        torch_wheel(wheelhouse, "2.7.0")
+        torch_wheel(wheelhouse, version="2.7.0")
         assert "torch-2.7.0" in get(f"{url}torch/").text
     assert len(warned) == 1
 
@@ -578,15 +565,8 @@ def default_index(tmp_path: Path) -> Iterator[str]:
         with tarfile.open(folder / f"{name}-2.0.tar.gz", "w:gz") as archive:
             archive.add(source, source.name)
         (folder / "index.html").write_text(f'<!DOCTYPE html><a href="{name}-2.0.tar.gz">{name}-2.0.tar.gz</a>')
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "public")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/simple/"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(tmp_path / "public") as uri:
+        yield f"{uri}/simple/"
 
 
 def test_instructions_prefer_wheels_to_newer_source(tmp_path: Path, default_index: str, printed: list[str]) -> None:

@@ -8,13 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from toolchain.config import ROOT
 
@@ -117,11 +117,8 @@ def net(tmp_path: Path) -> Iterator[Net]:
             ["ip", "netns", "exec", made.outside, sys.executable, "-m", "http.server", "8080", "--bind", "203.0.113.2"],
             cwd=tmp_path / "www", stdout=subprocess.DEVNULL, stderr=log,
         )  # fmt: skip
-        deadline = time.monotonic() + 20
         url = "http://203.0.113.2:8080/hello"
-        while not made.run(made.gateway, "curl", "-s", "-m", "1", url, check=False):
-            assert time.monotonic() < deadline, "the outside server did not start"
-            time.sleep(0.1)
+        eventually(lambda: made.run(made.gateway, "curl", "-s", "-m", "1", url, check=False))
         yield made
     finally:
         if server is not None:
@@ -312,10 +309,10 @@ def test_rules_are_added_to_all_chains_or_none(net: Net) -> None:
             owner.stdin.write("add table ip owned { flags owner; }\n")
             owner.stdin.write("add chain ip owned forward { type filter hook forward priority 0; policy drop; }\n")
             owner.stdin.flush()
-            deadline = time.monotonic() + 20
-            while "hook forward" not in net.ruleset().partition("table ip owned")[2]:
-                assert time.monotonic() < deadline, "the test requires nft 0.9.9, in which a process can own a table"
-                time.sleep(0.1)
+            eventually(
+                lambda: "hook forward" in net.ruleset().partition("table ip owned")[2],
+                "the test requires nft 0.9.9, in which a process can own a table",
+            )
             before = net.ruleset()
             made = net.share("on")
             assert made["error"] == "UserError"

@@ -16,7 +16,9 @@ from pathlib import Path
 import docker
 import nasty_image
 import pytest
+from processes import command_lines
 from registry_parts import engine_client, need
+from waiting import eventually
 
 from engine import containers
 from toolchain.config import ROOT
@@ -78,24 +80,14 @@ def containers_of(client: docker.DockerClient, image: str) -> list[str]:
     return [box.status for box in found]
 
 
-def none_is_left(client: docker.DockerClient, image: str) -> bool:
-    """Return whether no container is running and all containers that are being removed disappear within 20 s."""
-    if "running" in containers_of(client, image):
-        return False
-    deadline = time.monotonic() + 20
-    while containers_of(client, image):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
+def assert_none_is_left(client: docker.DockerClient, image: str) -> None:
+    """Check that no container is running, and wait until those that are being removed have disappeared."""
+    assert "running" not in containers_of(client, image)
+    eventually(lambda: not containers_of(client, image))
 
 
 def wait_until(found: Callable[[], object], task: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while not found():
-        assert task.poll() is None, "the task ended too early"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(found, interval_s=0.01, task=task)
 
 
 def child_of(pid: int) -> str:
@@ -125,14 +117,14 @@ def test_an_ended_task_leaves_no_container(
         task.wait()
     if early:
         time.sleep(1)  # A container that is created late would exist by now.
-    assert none_is_left(client, image)
+    assert_none_is_left(client, image)
 
 
 def test_the_task_has_the_exit_status_of_the_command(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", CALL, image, str(tmp_path), "echo words; exit 7"]
     done = subprocess.run(argv, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (7, "words\n"), done.stderr
-    assert none_is_left(client, image)
+    assert_none_is_left(client, image)
 
 
 def test_the_terminal_is_restored(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
@@ -153,7 +145,7 @@ def test_the_terminal_is_restored(client: docker.DockerClient, image: str, tmp_p
     finally:
         os.close(ours)
         os.close(theirs)
-    assert none_is_left(client, image)
+    assert_none_is_left(client, image)
 
 
 def test_a_proxy_password_is_not_on_a_command_line(client: docker.DockerClient, image: str, tmp_path: Path) -> None:
@@ -167,15 +159,15 @@ def test_a_proxy_password_is_not_on_a_command_line(client: docker.DockerClient, 
     try:
         wait_until(lambda: said.read_text().endswith("/root\n"), task)
         assert said.read_text() == f"{proxy} {proxy} /root\n"
-        lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        lines = command_lines().values()
     finally:
         task.terminate()
         task.wait(60)
-    assert any(b"run" in line and image.encode() in line for line in lines), (
+    assert any("run" in line and image in line for line in lines), (
         "the command line of the program that opens the shell was not found"
     )
-    assert not any(b"hidden-4711" in line for line in lines)
-    assert none_is_left(client, image)
+    assert not any("hidden-4711" in line for line in lines)
+    assert_none_is_left(client, image)
 
 
 # ------------------------------------------------------------------------------------------ a task that is killed
@@ -221,12 +213,9 @@ def test_the_next_task_removes_what_a_killed_one_left(
         with task_in(image, code, *words, command) as task:
             wait_until(lambda: containers_of(client, image) == ["running"], task)
         if stopped:
-            deadline = time.monotonic() + 60
-            while "running" in containers_of(client, image):
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            eventually(lambda: "running" not in containers_of(client, image))
         said = next_task()
-        assert none_is_left(client, image)
+        assert_none_is_left(client, image)
         if stopped or said:
             break
     assert stopped or "removed the container of a killed task: pitorch-" in said
@@ -239,7 +228,7 @@ def test_containers_of_running_tasks_stay(client: docker.DockerClient, image: st
         next_task()
         assert containers_of(client, image) == ["running"]
     next_task()
-    assert none_is_left(client, image)
+    assert_none_is_left(client, image)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"namespace": "pid:[1]", "pid": 1}', "ours and damaged"])

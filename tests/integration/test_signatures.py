@@ -19,7 +19,7 @@ import pytest
 from registry_parts import (
     KIB,
     ask,
-    command_lines,
+    command_lines_seen,
     config_for,
     engine_client,
     for_arm64,
@@ -372,7 +372,7 @@ def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypat
     settings = {"signing_key": str(encrypted.private), "public_key": str(encrypted.public)}
     config = config_for(tmp_path, plain.address, repository="whole", **settings)
     name = config.image_reference("system")
-    with command_lines() as seen, engine_client() as client, image(client, name, (4 * KIB,)) as identity:
+    with command_lines_seen() as seen, engine_client() as client, image(client, name, (4 * KIB,)) as identity:
         with pytest.raises(ArtefactMissing, match="no provenance"):
             publish.push([config], registry=None, tag=None, user=None, sign=True)
         write_build(config, identity)

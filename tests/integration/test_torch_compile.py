@@ -17,6 +17,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 from registry_parts import small_disk
+from waiting import eventually
 
 from engine.connect import connect
 from flow import main_job, verify
@@ -119,11 +120,7 @@ def interrupt_while_it_links(tmp_path: Path, tree: Path, image: str, *, times: i
     words = [sys.executable, "-c", GO, str(here), str(here.parent / "support"), str(ROOT), str(tmp_path), image]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            until = time.monotonic() + 60
-            while not (tree / "linking").exists():
-                assert process.poll() is None, process.communicate()[0]
-                assert time.monotonic() < until, "linking did not start"
-                time.sleep(0.05)
+            eventually((tree / "linking").exists, "linking did not start", interval_s=0.05, task=process)
             for _ in range(times - 1):
                 process.send_signal(signal.SIGINT)
                 time.sleep(2)

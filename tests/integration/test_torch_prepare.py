@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from git_parts import git
 
 from flow import roots
 from flow.context import Context
@@ -195,16 +196,11 @@ def test_our_patches_apply_to_upstreams_tree(room: Room, built: Built, product_c
     upstream = tmp_path / "upstream"
     shutil.move(room.source / "upstream", upstream)
     shutil.rmtree(upstream / "debian")
-
-    def git(*words: str) -> str:
-        reported = ["git", "-C", str(upstream), "-c", "user.name=nobody", "-c", "user.email=nobody@example.org", *words]
-        return subprocess.run(reported, capture_output=True, text=True, check=True).stdout.strip()
-
-    git("init", "--quiet")
-    git("add", "--all", "--force")
-    git("commit", "--quiet", "--message=as released")
-    git("tag", data.tables["git"]["tag"])
-    pins = {**data.tables["git"], "url": upstream.as_uri(), "commit": git("rev-parse", "HEAD")}
+    git(upstream, "init", "--quiet")
+    git(upstream, "add", "--all", "--force")
+    git(upstream, "commit", "--quiet", "--message=as released")
+    git(upstream, "tag", data.tables["git"]["tag"])
+    pins = {**data.tables["git"], "url": upstream.as_uri(), "commit": git(upstream, "rev-parse", "HEAD")}
     pinned = dataclasses.replace(data, tables={**data.tables, "git": pins})
     fetched = source.obtain(pinned, suite, "git", (), tmp_path / "sources", log)
     room.empty()

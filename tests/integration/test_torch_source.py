@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apt_parts import Archive, served
+from apt_parts import Archive
+from http_parts import served
 
 from flow.context import Context
 from flow.steps import torch_source

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import email
-import hashlib
 import itertools
 import json
 import os
@@ -22,9 +20,11 @@ from pathlib import Path
 
 import docker
 import pytest
-from apt_parts import Proxy, served
+from apt_parts import Proxy
 from elftools.elf.elffile import ELFFile
-from wheel_parts import make_wheel
+from git_parts import git
+from http_parts import served
+from wheel_parts import torch_wheel
 
 from engine.containers import run_in
 from flow import main_job, native_job, roots, verify
@@ -195,28 +195,22 @@ def test_upstreams_tag_cannot_be_fetched_without_a_network(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def git_at(folder: Path, *words: str) -> str:
-    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-    done = subprocess.run(["git", *identity, "-C", folder, *words], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
 def a_repository(folder: Path) -> str:
     """Create a repository with nested submodules and a tag as a substitute for upstream's; return its commit."""
     inner = None
     for name in ("inner", "outer", folder.name):
         place = folder.with_name(name)
         place.mkdir(parents=True)
-        git_at(place, "init", "--quiet")
+        git(place, "init", "--quiet")
         (place / "version.txt").write_text("2.6.0\n")
         (place / ".gitignore").write_text("*.pyc\nbuild/\n")
         if inner is not None:
-            git_at(place, "submodule", "add", "--quiet", str(inner), "third_party/of_another")
-        git_at(place, "add", ".")
-        git_at(place, "commit", "--quiet", "--message", "release")
+            git(place, "submodule", "add", "--quiet", str(inner), "third_party/of_another")
+        git(place, "add", ".")
+        git(place, "commit", "--quiet", "--message", "release")
         inner = place
-    git_at(folder, "tag", "v2.6.0")
-    return git_at(folder, "rev-parse", "HEAD")
+    git(folder, "tag", "v2.6.0")
+    return git(folder, "rev-parse", "HEAD")
 
 
 @pytest.fixture
@@ -231,8 +225,8 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
     data = recipe.load("torch")
 
     def obtain(pinned: str) -> source.Source:
-        git = {**data.tables["git"], "url": str(tmp_path / "repositories" / "upstream"), "commit": pinned}
-        made = dataclasses.replace(data, tables={**data.tables, "git": git})
+        pins = {**data.tables["git"], "url": str(tmp_path / "repositories" / "upstream"), "commit": pinned}
+        made = dataclasses.replace(data, tables={**data.tables, "git": pins})
         return source.obtain(made, load_suite("trixie"), "git", (), tmp_path / "sources", tmp_path / "log")
 
     with pytest.raises(SourceUnavailable, match="not the commit that the recipe pins"):
@@ -259,7 +253,7 @@ def test_upstreams_tag_must_be_the_unchanged_pinned_commit(tmp_path: Path) -> No
         else:
             change.write_text(before)
         assert obtain(commit) == found
-    git_at(found.folder, "submodule", "deinit", "--quiet", "--force", "third_party/of_another")
+    git(found.folder, "submodule", "deinit", "--quiet", "--force", "third_party/of_another")
     with pytest.raises(SourceUnavailable, match="differs from upstream's"):
         obtain(commit)
 
@@ -270,8 +264,8 @@ def test_upstream_is_fetched_through_the_proxy(tmp_path: Path, monkeypatch: pyte
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     data = recipe.load("torch")
-    git = {**data.tables["git"], "url": "http://upstream.invalid/pytorch.git"}
-    made = dataclasses.replace(data, tables={**data.tables, "git": git})
+    pins = {**data.tables["git"], "url": "http://upstream.invalid/pytorch.git"}
+    made = dataclasses.replace(data, tables={**data.tables, "git": pins})
     with served(tmp_path) as uri:
         proxy = Proxy(uri)
         with proxy.running() as address:
@@ -292,11 +286,6 @@ def cross_compiled(folder: Path, name: str, text: str, *flags: str) -> bytes:
     return (folder / f"{name}.so").read_bytes()
 
 
-def torch_of(folder: Path, contents: Mapping[str, bytes | str]) -> Path:
-    """Make a wheel with the name and tag of torch's wheel."""
-    return make_wheel(folder, contents, name="torch", version="2.6.0", tag="cp313-cp313-linux_armv7l")
-
-
 def examined(wheel: Path) -> audit.Examined:
     """Audit a wheel with the configured variant's flags."""
     return audit.examine(wheel, config().image.target, load_suite("trixie"), flags=plan().flags)
@@ -309,7 +298,7 @@ def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
         "one": "int missing(void); int Py_Of(void); int one(void) { return missing() + Py_Of(); }",
         "two": "int missing(void) { return 2; }" if whole else "int two(void) { return 2; }",
     }
-    wheel = torch_of(
+    wheel = torch_wheel(
         tmp_path, {f"torch/lib/{name}.so": cross_compiled(tmp_path, name, text) for name, text in sources.items()}
     )
     if whole:
@@ -347,7 +336,7 @@ def test_an_undefined_symbol_is_detected(tmp_path: Path, whole: bool) -> None:
 def test_the_audit_rejects_faults_in_one_file(tmp_path: Path, flags: tuple[str, ...], text: str, fault: str) -> None:
     for name, soname in (("stray", "libstray.so.1"), ("usual", "libm.so.6")):
         cross_compiled(tmp_path, name, f"int {name};", f"-Wl,-soname,{soname}")
-    wheel = torch_of(tmp_path, {"torch/lib/one.so": cross_compiled(tmp_path, "one", text, *flags)})
+    wheel = torch_wheel(tmp_path, {"torch/lib/one.so": cross_compiled(tmp_path, "one", text, *flags)})
     if not fault:
         assert examined(wheel).elf_files == 1
         return
@@ -365,7 +354,7 @@ def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: st
     """The path is also found in text files, and across the boundary between two reads of one MiB."""
     members = {name: " " * ((1 << 20) - 5) + path, "torch/other.py": "'/usr/src/tvm'\n"}
     with pytest.raises(WheelUnusable, match="cannot be used") as caught:
-        examined(torch_of(tmp_path, members))
+        examined(torch_wheel(tmp_path, members))
     assert caught.value.found == f"{name} contains a path from its build"
 
 
@@ -380,7 +369,7 @@ def test_the_path_of_the_build_is_found_in_every_member(tmp_path: Path, name: st
 )
 def test_the_baseline_variant_allows_sixteen_registers(tmp_path: Path, fpu: str, fault: str) -> None:
     content = cross_compiled(tmp_path, "one", "float one(float a) { return a * a; }", f"-mfpu={fpu}")
-    wheel = torch_of(tmp_path, {"torch/lib/one.so": content})
+    wheel = torch_wheel(tmp_path, {"torch/lib/one.so": content})
     flags = plan(variant="baseline").flags
     if not fault:
         assert audit.examine(wheel, config().image.target, load_suite("trixie"), flags=flags).elf_files == 1
@@ -392,7 +381,7 @@ def test_the_baseline_variant_allows_sixteen_registers(tmp_path: Path, fpu: str,
 
 @pytest.mark.parametrize("fpu", ["neon-vfpv4", "vfpv3-d16"])
 def test_kernels_without_neon_are_rejected_for_variant_neon(tmp_path: Path, fpu: str) -> None:
-    wheel = torch_of(
+    wheel = torch_wheel(
         tmp_path, {"torch/lib/libtorch_cpu.so": cross_compiled(tmp_path, "one", "int one;", f"-mfpu={fpu}")}
     )
     if fpu == "neon-vfpv4":
@@ -408,7 +397,7 @@ def test_only_a_library_that_detects_the_cpu_may_have_code_for_newer_ones(
     tmp_path: Path, name: str, accepted: bool
 ) -> None:
     newer = cross_compiled(tmp_path, "newer", "float one(float a) { return a * a; }", "-mfpu=fp-armv8")
-    wheel = torch_of(tmp_path, {f"torch.libs/{name}": newer})
+    wheel = torch_wheel(tmp_path, {f"torch.libs/{name}": newer})
     if accepted:
         assert examined(wheel).elf_files == 1
         return
@@ -419,14 +408,14 @@ def test_only_a_library_that_detects_the_cpu_may_have_code_for_newer_ones(
 def test_a_bundled_library_is_accepted(tmp_path: Path) -> None:
     stray = cross_compiled(tmp_path, "stray", "int stray;", "-Wl,-soname,libstray.so.1")
     one = cross_compiled(tmp_path, "one", "int one;", "-Wl,--no-as-needed", "stray.so")
-    assert examined(torch_of(tmp_path, {"torch/lib/one.so": one, "torch.libs/libstray.so.1": stray})).elf_files == 2
+    assert examined(torch_wheel(tmp_path, {"torch/lib/one.so": one, "torch.libs/libstray.so.1": stray})).elf_files == 2
 
 
 def test_an_elf_file_without_attributes_is_rejected(tmp_path: Path) -> None:
     cross_compiled(tmp_path, "one", "int one;")
     argv = ["arm-linux-gnueabihf-objcopy", "--remove-section=.ARM.attributes", "one.so"]
     subprocess.run(argv, cwd=tmp_path, check=True)
-    wheel = torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})
+    wheel = torch_wheel(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})
     with pytest.raises(WheelUnusable) as caught:
         examined(wheel)
     assert caught.value.found == "torch/lib/one.so: it does not have .ARM.attributes"
@@ -442,14 +431,14 @@ def test_code_without_floating_point_fits_every_cpu(tmp_path: Path) -> None:
         subprocess.run(words, cwd=tmp_path, check=True)
     with (tmp_path / "one.so").open("rb") as stream:
         assert "TAG_FP_ARCH" not in arm_attributes(ELFFile(stream))
-    assert examined(torch_of(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})).elf_files == 1
+    assert examined(torch_wheel(tmp_path, {"torch/lib/one.so": (tmp_path / "one.so").read_bytes()})).elf_files == 1
 
 
 def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     text = 'int missing(void); const char one[] = "/usr/src/torch"; int two(void) { return missing(); }'
     one = cross_compiled(tmp_path, "one", text, "-march=armv8-a+simd", "-Wl,-rpath,/opt/lib")
     with pytest.raises(WheelUnusable) as caught:
-        examined(torch_of(tmp_path, {"torch/lib/one.so": one}))
+        examined(torch_wheel(tmp_path, {"torch/lib/one.so": one}))
     assert caught.value.found.count("; ") == 4
 
 
@@ -458,7 +447,7 @@ def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest
     """The data is incompressible, and the goal for the wheel is 2 MB. The wheel format adds a few hundred bytes."""
     assert audit.GOAL_MB == 60
     monkeypatch.setattr(audit, "GOAL_MB", 2)
-    warnings = examined(torch_of(tmp_path, {"torch/large": os.urandom(2_000_000 - (32 << 10) + more)})).warnings
+    warnings = examined(torch_wheel(tmp_path, {"torch/large": os.urandom(2_000_000 - (32 << 10) + more)})).warnings
     if more:
         assert warnings == ("the size of torch-2.6.0-cp313-cp313-linux_armv7l.whl is 2.1 MB; the goal is 2",)
     else:
@@ -466,21 +455,8 @@ def test_a_wheel_above_the_goal_is_a_warning(tmp_path: Path, monkeypatch: pytest
 
 
 def a_wheel(folder: Path, key: str) -> list[Path]:
-    """Make a wheel with name, tag, RECORD and one ARM program, and its provenance with a key."""
-    wheel = folder / "torch-2.6.0-cp313-cp313-linux_armv7l.whl"
-    members = {
-        "torch/lib/probe.so": probe.elf(),
-        "torch-2.6.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n",
-        "torch-2.6.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nTag: cp313-cp313-linux_armv7l\nRoot-Is-Purelib: false\n",
-    }
-    record = "".join(
-        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(text).digest()).rstrip(b'=').decode()},{len(text)}\n"
-        for name, text in members.items()
-    )
-    members["torch-2.6.0.dist-info/RECORD"] = f"{record}torch-2.6.0.dist-info/RECORD,,\n".encode()
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
+    """Make a wheel with one ARM program, and its provenance with a key."""
+    wheel = torch_wheel(folder, {"torch/lib/probe.so": probe.elf()})
     statement = {
         "subject": [{"name": wheel.name, "digest": {"sha256": sha256_of(wheel)}}],
         "predicate": {"buildDefinition": {"externalParameters": {"recipeKey": key}}},
@@ -617,7 +593,7 @@ def test_a_flipped_bit_is_detected(kept: Path, tmp_path: Path, monkeypatch: pyte
 def part_of_kept(kept: Path, tmp_path: Path) -> Path:
     """Make a wheel with one library of the prebuilt wheel, because the audit of all libraries takes many seconds."""
     with zipfile.ZipFile(kept) as archive:
-        return torch_of(tmp_path / "part", {"torch/lib/libc10.so": archive.read("torch/lib/libc10.so")})
+        return torch_wheel(tmp_path / "part", {"torch/lib/libc10.so": archive.read("torch/lib/libc10.so")})
 
 
 def test_a_wheel_for_another_release_is_rejected(kept: Path, part_of_kept: Path) -> None:

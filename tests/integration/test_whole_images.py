@@ -19,8 +19,6 @@ from stand_in_archives import Package, World
 
 from device import suite
 from engine.connect import connect
-from engine.containers import run_in
-from engine.start import ensure_running
 from flow import main_job
 from nfsroot.export import export
 from nfsroot.layout import Layout
@@ -35,13 +33,9 @@ pytestmark = [
 ]
 
 
-def in_a_folder_of_its_own(config: Config, folder: Path, suite: str = "trixie") -> Config:
-    """Return the tests' configuration with another build folder and release."""
-    return dataclasses.replace(
-        config,
-        build=dataclasses.replace(config.build, folder=folder),
-        image=dataclasses.replace(config.image, suite=suite),
-    )
+def in_a_folder_of_its_own(config: Config, folder: Path) -> Config:
+    """Return the tests' configuration with another build folder."""
+    return dataclasses.replace(config, build=dataclasses.replace(config.build, folder=folder))
 
 
 def test_a_rebuilt_root_has_the_same_bytes(built: main_job.Built, product_config: Config, tmp_path: Path) -> None:
@@ -99,32 +93,3 @@ def test_a_raspbian_image_is_built_exported_and_boots(
                 with contextlib.suppress(docker.errors.ImageNotFound):
                     client.images.remove(config.image_reference(role), force=True)
     assert result.ok, result.summary()
-
-
-def test_bookworm_is_built_exported_and_boots(product_config: Config, tmp_path: Path) -> None:
-    """The test builds the previous release, which has another Python and kernel, a split /usr, and no torch wheel."""
-    config = in_a_folder_of_its_own(product_config, tmp_path / "build", suite="bookworm")
-    ensure_running(config)
-    built = main_job.build_image(config)
-    assert any("torch" in warning for warning in built.warnings), "expected a warning about the missing torch"
-    with contextlib.closing(connect()) as client:
-        try:
-            seen = run_in(
-                client,
-                config.image_reference("system"),
-                [
-                    "sh",
-                    "-euc",
-                    ". /etc/os-release; echo $VERSION_CODENAME; uname -m; python3 -c 'import numpy' && echo np",
-                ],
-                architecture=config.image.target,
-            )
-            assert seen.output.split() == ["bookworm", "armv7l", "np"]
-            export(config)
-            result = suite.test_on_pi(config, qemu=True, timing=False)
-        finally:
-            for role in ("system", "base"):
-                with contextlib.suppress(docker.errors.ImageNotFound):
-                    client.images.remove(config.image_reference(role), force=True)
-    assert result.ok, result.summary()
-    assert "torch" in result.without

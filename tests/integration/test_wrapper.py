@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from machine import OWN_BINFMT, in_user_namespace
+from waiting import eventually
 
 from toolchain.config import ROOT
 
@@ -71,6 +73,8 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 class Checkout:
     """A checkout of the small project."""
+
+    first_run: subprocess.CompletedProcess[str]
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,8 +126,8 @@ def checkout(tmp_path: Path) -> Checkout:
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """Make a checkout and complete its first run. Tests do not change the checkout."""
     made = Checkout(tmp_path_factory.mktemp("ready") / "ready checkout")
-    ended = made.run("first")
-    assert ended.returncode == 0, ended.stderr
+    made.first_run = made.run("build-image", "--plan")
+    assert made.first_run.returncode == 0, made.first_run.stderr
     return made
 
 
@@ -150,13 +154,11 @@ def test_script_is_posix_sh() -> None:
 # ------------------------------------------------------------------------------------------------ first run
 
 
-def test_first_run_creates_venv_and_runs_the_task(checkout: Checkout) -> None:
-    ended = checkout.run("build-image", "--plan")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == f"called|{checkout.folder}|{checkout.folder}|build-image|--plan\n"
-    assert "create .venv" in ended.stderr
-    assert not (checkout.folder / "build/venv.part").exists()
-    script = (checkout.folder / ".venv/bin/inv").read_text()
+def test_first_run_creates_venv_and_runs_the_task(ready: Checkout) -> None:
+    assert ready.first_run.stdout == f"called|{ready.folder}|{ready.folder}|build-image|--plan\n"
+    assert "create .venv" in ready.first_run.stderr
+    assert not (ready.folder / "build/venv.part").exists()
+    script = (ready.folder / ".venv/bin/inv").read_text()
     assert "venv.part" not in script
 
 
@@ -222,27 +224,27 @@ def test_set_up_repeats_the_installation(installed: Checkout) -> None:
     assert ended.stdout.endswith("|then\n")
 
 
-def test_skipped_packages_are_checked_by_the_next_full_run(checkout: Checkout) -> None:
+def test_skipped_packages_are_checked_by_the_next_full_run(installed: Checkout) -> None:
     """The full run checks only the packages, and does not create the environment again."""
     needs_dpkg()
-    checkout.packages.write_text("dpkg   sometimes   is everywhere\n")  # the first row of this list is invalid
-    assert checkout.run("first").returncode == 0, "the list must not be read"
-    again = checkout.run("again")
+    installed.packages.write_text("dpkg   sometimes   is everywhere\n")  # the first row of this list is invalid
+    assert installed.run("first").returncode == 0, "the list must not be read"
+    again = installed.run("again")
     assert (again.returncode, again.stderr) == (0, "")
-    checkout.packages.write_text("pitorch-no-such-package   sometimes   is required by a test\n")
-    assert checkout.run("third").returncode == 0
-    refused = checkout.run("fourth", PITORCH_SKIP_APT="")
+    installed.packages.write_text("pitorch-no-such-package   sometimes   is required by a test\n")
+    assert installed.run("third").returncode == 0
+    refused = installed.run("fourth", PITORCH_SKIP_APT="")
     assert refused.returncode == 10, refused.stderr
     assert parts_of(refused.stderr)["found"] == "sometimes"
-    again = checkout.run("fifth")
+    again = installed.run("fifth")
     assert (again.returncode, again.stderr) == (0, "")
-    checkout.packages.write_text("dpkg   always   is everywhere\n")
-    checkout.run("sixth")
-    skipped = checkout.stamp.read_text()
-    ended = checkout.run("seventh", PITORCH_SKIP_APT="")
+    installed.packages.write_text("dpkg   always   is everywhere\n")
+    installed.run("sixth")
+    skipped = installed.stamp.read_text()
+    ended = installed.run("seventh", PITORCH_SKIP_APT="")
     assert (ended.returncode, ended.stderr) == (0, ""), "no package is missing, so none must be installed"
-    assert checkout.stamp.read_text().split() == skipped.split()[:2]
-    again = checkout.run("eighth")
+    assert installed.stamp.read_text().split() == skipped.split()[:2]
+    again = installed.run("eighth")
     assert (again.returncode, again.stderr) == (0, "")
 
 
@@ -285,11 +287,7 @@ def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
     """Start a run that waits while pip is running, and return its process."""
     (checkout.folder / "hold").touch()
     process = checkout.start("held", cwd=None, HOLD="1", **env)
-    deadline = time.monotonic() + 120
-    while not (checkout.folder / "building").exists():
-        assert time.monotonic() < deadline, "pip did not start the build"
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    eventually((checkout.folder / "building").exists, "pip did not start the build", limit_s=120, task=process)
     return process
 
 
@@ -637,44 +635,18 @@ def test_unknown_requirement_is_reported(checkout: Checkout) -> None:
 # ------------------------------------------------------------------------------------------------ binfmt
 
 
-def in_user_namespace(checkout: Checkout, before: str) -> subprocess.CompletedProcess[str]:
-    script = f'{before}\n"$0" task && cd /proc/sys/fs/binfmt_misc && cat qemu-arm qemu-aarch64'
-    return subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", script, checkout.folder / "inv"],
-        env={**os.environ, "PITORCH_SKIP_APT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.fixture
-def own_binfmt() -> str:
-    """Return the command that mounts an empty binfmt_misc in a user namespace (Linux 6.7 and newer)."""
-    mount = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
-    script = f"{mount} && ls /proc/sys/fs/binfmt_misc"
-    ended = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if ended.returncode or "qemu-arm" in ended.stdout or not Path("/usr/lib/binfmt.d/qemu-arm.conf").is_file():
-        pytest.skip("needs Linux 6.7, user namespaces, and qemu-user-static (or qemu-user-binfmt)")
-    return mount
-
-
 @pytest.mark.emulation
 @pytest.mark.parametrize("state", ["absent", "without F", "unmounted"])
-def test_missing_emulator_is_registered(ready: Checkout, own_binfmt: str, state: str) -> None:
-    register = "sed -e 's|:[A-Z]*$|:P|' /usr/lib/binfmt.d/qemu-arm.conf >/proc/sys/fs/binfmt_misc/register"
+def test_missing_emulator_is_registered(ready: Checkout, qemu_conf: Path, state: str) -> None:
+    register = f"sed -e 's|:[A-Z]*$|:P|' {qemu_conf} >/proc/sys/fs/binfmt_misc/register"
     before = {
-        "absent": own_binfmt,
-        "without F": f"{own_binfmt}\n{register}",
+        "absent": OWN_BINFMT,
+        "without F": f"{OWN_BINFMT}\n{register}",
         # The mount point is an empty folder, as in a plain container.
         "unmounted": "mount -t proc proc /proc 2>/dev/null || mount -t tmpfs tmpfs /proc/sys/fs/binfmt_misc",
     }[state]
-    ended = in_user_namespace(ready, before)
+    script = f'{before}\n"$0" task && cd /proc/sys/fs/binfmt_misc && cat qemu-arm qemu-aarch64'
+    ended = in_user_namespace(script, ready.folder / "inv", PITORCH_SKIP_APT="1")
     assert ended.returncode == 0, ended.stderr
     assert "register the emulator" in ended.stderr
     flags = re.findall(r"^flags: (\w+)$", ended.stdout, re.MULTILINE)
@@ -683,18 +655,12 @@ def test_missing_emulator_is_registered(ready: Checkout, own_binfmt: str, state:
     assert "|task\n" in ended.stdout
 
 
-def test_task_runs_if_registration_fails(ready: Checkout, own_binfmt: str) -> None:
+def test_task_runs_if_registration_fails(ready: Checkout, qemu_conf: Path) -> None:
     before = "mount -t tmpfs -o ro tmpfs /proc/sys/fs/binfmt_misc"
     script = (
         f'{before}\n{{ umount /sys/kernel/debug; }} 2>/dev/null || true\nexec setpriv --bounding-set -all "$0" task'
     )
-    ended = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", script, ready.folder / "inv"],
-        env={**os.environ, "PITORCH_SKIP_APT": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = in_user_namespace(script, ready.folder / "inv", PITORCH_SKIP_APT="1")
     assert ended.returncode == 0, ended.stderr
     assert "WARNING some ARM programs cannot be executed on this machine" in ended.stderr
     assert ended.stdout.endswith("|task\n")
@@ -779,10 +745,7 @@ def test_tasks_use_utf_8_in_every_locale(ready: Checkout, tmp_path: Path) -> Non
     assert (process.returncode, out.casefold(), err) == (0, "→ utf-8 tâche\n", "")
 
 
-@pytest.mark.parametrize(
-    "variable", ["PITORCH_REGISTRY_PASSWORD", "PITORCH_SIGNING_PASSWORD"], ids=["registry", "signing"]
-)
-def test_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path, variable: str) -> None:
+def test_passwords_reach_only_the_task(checkout: Checkout, tmp_path: Path) -> None:
     """The test records the environment of the programs that ./inv starts, including those of the first run."""
     programs, seen = tmp_path / "programs", tmp_path / "seen"
     programs.mkdir()
@@ -794,12 +757,15 @@ def test_password_reaches_only_the_task(checkout: Checkout, tmp_path: Path, vari
         (programs / name).chmod(0o755)
     (tmp_path / "toolchain").mkdir()
     (tmp_path / "toolchain" / "__init__.py").touch()
-    module = f"import os\nprint(os.environ.get('{variable}', 'none'))\n"
+    names = ("PITORCH_REGISTRY_PASSWORD", "PITORCH_SIGNING_PASSWORD")
+    module = f"import os\nprint(*(os.environ.get(name, 'none') for name in {names}), sep='|')\n"
     (tmp_path / "toolchain" / "cli.py").write_text(module)
     path, tasks = f"{programs}:{os.environ['PATH']}", str(tmp_path)
-    for password in ("a secret 'with' $signs", ""):
-        ended = checkout.run("task", cwd=None, PATH=path, PYTHONPATH=tasks, **{variable: password})
-        assert (ended.returncode, ended.stdout) == (0, f"{password or 'none'}\n"), ended.stderr
+    for passwords in (("a secret 'with' $signs", "a secret"), ("", "")):
+        given = dict(zip(names, passwords, strict=True))
+        ended = checkout.run("task", cwd=None, PATH=path, PYTHONPATH=tasks, **given)
+        shown = "|".join(password or "none" for password in passwords)
+        assert (ended.returncode, ended.stdout) == (0, f"{shown}\n"), ended.stderr
     environments = [file.read_bytes() for file in seen.iterdir()]
     assert len(environments) > 5
-    assert not any(variable.encode() in text or b"a secret" in text for text in environments)
+    assert not any(word.encode() in text for text in environments for word in (*names, "a secret"))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import hashlib
 import http.client
 import http.server
 import tempfile
-import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from http_parts import answering
 
 from images import apt
 from images.flavour import Pocket
@@ -92,6 +92,8 @@ class Archive:
         self.keyring = self._key.keyring
         self.fingerprint = self._key.fingerprint
         self.close = self._key.close
+        (folder / "pool").mkdir()
+        (folder / "pool" / "hello.deb").write_bytes(b"x")
         for suite in ("stone", "stone-updates", "stone-security"):
             self.publish(suite)
 
@@ -126,33 +128,25 @@ class Archive:
     def _sources(self) -> str:
         """Return the index of source packages: one package with one file."""
         description = self.folder / "pool" / "hello_1.0.dsc"
-        description.parent.mkdir(exist_ok=True)
         description.write_text("Format: 1.0\nSource: hello\nVersion: 1.0\n")
         content = description.read_bytes()
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
         return SOURCES.format(md5=md5, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
-    def make_stale(self, suite: str) -> None:
-        """Replace the mirror's files with files that are older than the index."""
+    @contextlib.contextmanager
+    def stale(self, suite: str) -> Iterator[None]:
+        """Replace the mirror's files with files that are older than the index during the block."""
         for name in ("binary-armhf/Packages.gz", "source/Sources.gz"):
             (self.folder / "dists" / suite / "main" / name).write_bytes(b"of yesterday")
+        try:
+            yield
+        finally:
+            self.publish(suite)
 
     def source(self, suite: str, uri: str, name: str, also: str = "") -> apt.Source:
         """Return an apt source for a pocket of this archive."""
         pocket = Pocket(name=name, suite=suite, mirror="", also=also)
         return apt.Source(pocket, uri, ("main",), self.keyring, ("armhf",))
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder over HTTP on the loopback interface; yield its address."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with answering(functools.partial(Quiet, directory=str(folder))) as port:
-        yield f"http://127.0.0.1:{port}"
 
 
 class Proxy:
@@ -184,19 +178,6 @@ class Proxy:
 
         with answering(Forward) as port:
             yield f"127.0.0.1:{port}"
-
-
-@contextlib.contextmanager
-def answering(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Run a server on the loopback interface; yield its port."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def sources(archive: Archive, uri: str) -> tuple[apt.Source, ...]:

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import tarfile
 import textwrap
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from nfsroot import access, qemu, serve
 from nfsroot.layout import Layout, require_export
@@ -146,11 +146,7 @@ def connected(entry: access.SshAccess, control: Path) -> Iterator[Path]:
     ssh, *options = entry.command()
     with subprocess.Popen([ssh, "-M", "-N", "-S", control, *options], stdin=subprocess.DEVNULL) as master:
         try:
-            deadline = time.monotonic() + BOOT_LIMIT_S
-            while not control.exists():
-                assert master.poll() is None, "the login failed"
-                assert time.monotonic() < deadline, "the login takes too long"
-                time.sleep(0.1)
+            eventually(control.exists, "no login", limit_s=BOOT_LIMIT_S, task=master)
             yield control
         finally:
             master.terminate()

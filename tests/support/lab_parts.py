@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from device.lab import services
 from device.lab.coordinator import Coordinator
-from toolchain import ports
+from toolchain import ports, reaper
 from toolchain.config import Config
-
-LIMIT_S = 90.0
-"""The time limit, on a busy machine, for a labgrid program to start or to detect that another one has ended."""
 
 
 def with_boards(config: Config, *boards: str) -> Config:
     return replace(config, lab=replace(config.lab, boards=boards))
 
 
-def eventually(condition: Callable[[], Any], interval_s: float = 0.2) -> Any:
-    deadline = time.monotonic() + LIMIT_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(interval_s)
-    return found
+def programs(config: Config, name: str) -> list[int]:
+    """Find the processes of one of the lab's programs, except its supervisor."""
+    session = services.status(config).running[name]
+    return [pid for pid, _, leader in reaper.running() if leader == session and pid != session]
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ from pathlib import Path
 
 import docker
 import docker.errors
+import processes
+import psutil
 import pytest
 import requests
 from spare_bridge import spare_bridge
@@ -100,16 +102,14 @@ def pull(config: Config, *, registry: str | None = None, tag: str | None = None,
 
 
 @contextlib.contextmanager
-def command_lines() -> Iterator[set[str]]:
+def command_lines_seen() -> Iterator[set[str]]:
     """Collect the command lines of all processes that run during the block."""
     seen: set[str] = set()
     done = threading.Event()
 
     def watch() -> None:
         while not done.is_set():
-            for entry in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    seen.add(entry.read_bytes().decode(errors="replace"))
+            seen.update(processes.command_lines().values())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -328,7 +328,15 @@ class Proxy:
 
 @contextlib.contextmanager
 def second_engine(folder: Path, *options: str) -> Iterator[Daemon]:
-    """Run a second engine, with data, socket and configuration below ``folder``."""
+    """Run a second engine, with data and configuration below ``folder``."""
+    with unstarted_engine(folder, *options) as daemon:
+        ensure_daemon(daemon)
+        yield daemon
+
+
+@contextlib.contextmanager
+def unstarted_engine(folder: Path, *options: str) -> Iterator[Daemon]:
+    """Describe a second engine, which is stopped at the end of the block if it was started."""
     need("dockerd")
     if os.geteuid() != 0:
         pytest.skip("requires root to run a second dockerd")
@@ -355,15 +363,15 @@ def second_engine(folder: Path, *options: str) -> Iterator[Daemon]:
     )
     socket_folder.mkdir()
     try:
-        ensure_daemon(daemon)
         yield daemon
     finally:
         stop_daemon(daemon)
         stack.close()
-        for mount in sorted((socket_folder / "exec").glob("netns/*")):
-            subprocess.run(["umount", str(mount)], check=False, capture_output=True, timeout=20)
         # dockerd bind-mounts its data folder, and does not unmount it if killed.
-        subprocess.run(["umount", "-l", str(folder / "data")], check=False, capture_output=True, timeout=20)
+        mounted = [Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True)]
+        for place in reversed(mounted):
+            if place.is_relative_to(folder / "data") or place.is_relative_to(socket_folder):
+                subprocess.run(["umount", "-l", place], check=False, capture_output=True, timeout=20)
         shutil.rmtree(socket_folder, ignore_errors=True)
         shutil.rmtree(folder / "data", ignore_errors=True)
 
@@ -385,7 +393,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True, timeout=30)
 
 
-class TokenServer:
+class TokenServer(http.server.ThreadingHTTPServer):
     """A token server that follows the CNCF Distribution project's token specification.
 
     The server signs JSON web tokens (RS256) with the key of ``certificate``. It grants the requested scope to USER with
@@ -428,18 +436,8 @@ class TokenServer:
             def log_message(self, *_: object) -> None:
                 """Print nothing."""
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/token"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-
-    def __enter__(self) -> TokenServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(5)
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/token"
 
     def token(self, scopes: list[str], *, known: bool) -> str:
         """Return a signed token for the granted scopes."""

@@ -56,6 +56,27 @@ CRASHING = """
         return a
 """
 
+TEMPORARY = """
+    import numpy
+
+    SIZE = 40000
+
+    def module(size):
+        import tvm
+        from tvm import te
+
+        a = te.placeholder((size,), "float32", name="a")
+        once = te.compute((size,), lambda i: a[i] * 2.0, name="once")
+        b = te.compute((size,), lambda i: once[size - 1 - i] + once[i], name="b")
+        return tvm.IRModule({"temporary": te.create_prim_func([a, b]).with_attr("global_symbol", "temporary")})
+
+    def inputs(size, random):
+        return [random.standard_normal(size, dtype=numpy.float32)]
+
+    def reference(a):
+        return a[::-1] * numpy.float32(2) + a * numpy.float32(2)
+"""
+
 PARALLEL = """
     import numpy
 

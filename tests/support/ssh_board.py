@@ -19,14 +19,6 @@ mount --bind "$1" /etc/passwd && mount -t tmpfs tmpfs /run && mkdir /run/sshd &&
 """
 
 
-def sshd_in(folder: Path) -> Path:
-    """Return the SSH server from the distribution's package, which is unpacked but not installed."""
-    process.run(["apt-get", "download", "openssh-server"], cwd=folder, limit_s=300)
-    (package,) = folder.glob("openssh-server_*.deb")
-    process.run(["dpkg-deb", "--extract", package, folder / "openssh"])
-    return folder / "openssh" / "usr" / "sbin" / "sshd"
-
-
 @contextlib.contextmanager
 def ssh_board(
     namespace: str, sshd: Path, folder: Path, layout: Layout, variables: str = "", enter: str = ""

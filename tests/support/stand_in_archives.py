@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from apt_parts import Key, served
+from apt_parts import Key
+from http_parts import served
 
 from images import apt, flavour
 from toolchain.process import run

@@ -90,3 +90,12 @@ def make_wheel(
             member.external_attr = (0o100755 if "/scripts/" in key else 0o100644) << 16
             archive.writestr(member, value, zipfile.ZIP_DEFLATED)
     return path
+
+
+def torch_wheel(
+    folder: Path, contents: Mapping[str, bytes | str] | None = None, *, version: str = "2.6.0", python: str = "cp313"
+) -> Path:
+    """Make a wheel with the name and tag of torch's wheel."""
+    library = {"torch/lib/libtorch_cpu.so": elf(EM_ARM, flags=HARD, vfp_args=1)}
+    tag = f"{python}-{python}-linux_armv7l"
+    return make_wheel(folder, library if contents is None else contents, name="torch", version=version, tag=tag)

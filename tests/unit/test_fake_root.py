@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from toolchain import fake_root, files, process
 from toolchain.config import ROOT
@@ -74,8 +74,5 @@ def test_an_interruption_leaves_no_daemon_behind(number: int, tmp_path: Path) ->
             assert runner.wait(60) == 130
         finally:
             runner.kill()
-    deadline = time.monotonic() + 60
-    while key in queues() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert key not in queues()
+    eventually(lambda: key not in queues())
     assert not list(tmp_path.iterdir()), "the folder for the call must be removed"

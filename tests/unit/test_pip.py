@@ -30,7 +30,7 @@ def test_socks_proxy_without_pysocks_is_reported(tmp_path: Path) -> None:
     words += ["--dest", tmp_path, "six==1.16.0"]
     proxies = dict.fromkeys(("all_proxy", "https_proxy", "HTTPS_PROXY"), "socks5h://127.0.0.1:1")
     with pytest.raises(NetworkUnreachable, match="requires SOCKS") as caught:
-        run_pip(words, what="six 1.16", log=tmp_path / "log", fix="name another", environment={**proxies, "no_proxy": ""})
+        run_pip(words, what="six 1.16", log=tmp_path / "log", fix="x", environment={**proxies, "no_proxy": ""})
     assert "PySocks" in caught.value.fix
 
 

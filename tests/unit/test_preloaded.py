@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from toolchain.config import ROOT
 
@@ -80,13 +80,6 @@ def board(tmp_path: Path) -> Iterator[Board]:
     made = Board(tmp_path)
     yield made
     made.run("--stop")
-
-
-def wait_for(seen: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not seen():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.02)
 
 
 def test_one_import_is_shared_by_all_callers(board: Board) -> None:
@@ -204,7 +197,7 @@ def test_script_ends_when_its_caller_has_exited(board: Board) -> None:
         assert caller.stdout.readline() == "ready\n"
         caller.kill()
     child = int(noted.read_text())
-    wait_for(lambda: not Path(f"/proc/{child}").exists())
+    eventually(lambda: not Path(f"/proc/{child}").exists())
     assert board.run("--import=heavy", "-c", "print('goes on')").stdout == "goes on\n"
     assert len(board.loaded) == 1
 
@@ -253,11 +246,11 @@ def test_server_ends_when_idle_and_on_request(board: Board) -> None:
         return not any(Path(f"/proc/{process}").exists() for process in board.loaded)
 
     assert board.run("--import=heavy", "--idle=0.3", "-c", "1").returncode == 0
-    wait_for(none_is_left)
+    eventually(none_is_left)
     assert board.run("--stop").stdout == "pitorch.preloaded: no server is running\n"
     assert board.run("--import=heavy", "-c", "1").returncode == 0
     assert board.run("--stop").stdout == "pitorch.preloaded: server stopped\n"
-    wait_for(none_is_left)
+    eventually(none_is_left)
 
 
 def test_import_errors_are_reported(board: Board) -> None:

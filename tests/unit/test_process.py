@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from toolchain import process
 from toolchain.config import ROOT
@@ -21,23 +22,14 @@ from toolchain.errors import CommandFailed, CommandTimedOut, ProgramMissing, Use
 from toolchain.process_identity import find
 
 
-def wait_for(path: Path, *, limit_s: float = 60.0) -> str:
+def wait_for(path: Path) -> str:
     """Wait until a file that another process writes ends with a newline, and return its text."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if path.is_file() and (text := path.read_text()).endswith("\n"):
-            return text
-        time.sleep(0.01)
-    raise AssertionError(f"{path} was not written in {limit_s} s")
+    eventually(lambda: path.is_file() and path.read_text().endswith("\n"), f"{path} was not written", interval_s=0.01)
+    return path.read_text()
 
 
-def wait_until_gone(pid: int, *, limit_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if find(pid) is None:
-            return True
-        time.sleep(0.01)
-    return False
+def wait_until_gone(*pids: int) -> None:
+    eventually(lambda: not any(map(find, pids)), interval_s=0.01)
 
 
 @contextlib.contextmanager
@@ -261,7 +253,7 @@ def test_a_child_that_outlives_its_parent_is_ended(tmp_path: Path) -> None:
     with killed_afterwards(pid):
         process.end_group(leader, polite_s=1.5)
         assert leader.returncode == -signal.SIGTERM
-        assert wait_until_gone(pid)
+        wait_until_gone(pid)
 
 
 def test_ending_an_ended_process_is_not_an_error() -> None:
@@ -335,7 +327,7 @@ def test_ctrl_c_ends_the_whole_group(tmp_path: Path) -> None:
         assert runner.returncode == 130
         assert out == "interrupted\n"
         assert err == ""
-        assert all(wait_until_gone(pid) for pid in started)
+        wait_until_gone(*started)
 
 
 HASTY = """
@@ -416,7 +408,7 @@ def test_programs_of_a_killed_task_are_ended(tmp_path: Path, kill: Callable[[int
         kill(task.pid, signal.SIGKILL)
         task.wait()
     with killed_afterwards(*started):
-        assert all(wait_until_gone(pid, limit_s=60) for pid in started)
+        wait_until_gone(*started)
 
 
 def test_descendants_of_ended_programs_are_left_alone(tmp_path: Path) -> None:

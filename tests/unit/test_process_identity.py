@@ -5,18 +5,16 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from waiting import eventually
 
 from toolchain.process_identity import find, find_recorded, record, running
 
 
 def wait_for_zombie(pid: int) -> None:
-    deadline = time.monotonic() + 30
-    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, interval_s=0.01)
 
 
 def test_a_recorded_process_is_found_again() -> None:
@@ -58,7 +56,4 @@ def test_a_process_runs_until_its_last_thread_has_ended() -> None:
         assert running(process)
         assert child.stdin is not None
         child.stdin.close()
-        deadline = time.monotonic() + 30
-        while running(process) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not running(process)
+        eventually(lambda: not running(process), interval_s=0.01)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from toolchain import progress
 from toolchain.manifest import Artefact
@@ -36,10 +37,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 def wait_until_shown(terminal: io.StringIO, *texts: str) -> None:
     """Wait until the display, which is updated several times per second, has shown all texts."""
-    deadline = time.monotonic() + 60
-    while not all(text in terminal.getvalue() for text in texts):
-        assert time.monotonic() < deadline, terminal.getvalue()
-        time.sleep(0.02)
+    eventually(lambda: all(text in terminal.getvalue() for text in texts), terminal.getvalue, interval_s=0.02)
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from registry_parts import small_disk
+from waiting import eventually
 
 from toolchain import closure, process
 from toolchain.config import ROOT
@@ -424,10 +425,8 @@ def test_ctrl_c_ends_running_steps_without_a_manifest(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
     pids = tmp_path / "pids"
-    while time.monotonic() < deadline and (not pids.exists() or len(pids.read_text().split()) < 2):
-        time.sleep(0.02)
+    eventually(lambda: pids.exists() and len(pids.read_text().split()) >= 2, interval_s=0.02, task=program)
     program.send_signal(signal.SIGINT)
     out, _ = program.communicate(timeout=120)
     assert out == "interrupted\n"

@@ -7,20 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from exports import mark_as_export
+from waiting import eventually
 
 from device import suite
 from device.suite_result import Paths
-from nfsroot.layout import Layout, identity_of, write_marker
+from nfsroot.layout import Layout
 from toolchain import files, process
 from toolchain.config import ROOT, Config, load_config
 from toolchain.errors import BoardSilent, InUse
-from toolchain.manifest import Manifest
 
 NOBODY = "root@127.0.0.1:1"
 
@@ -42,12 +42,9 @@ def config(tmp_path: Path) -> Config:
     """Make the parts of an export that a run on a board needs."""
     made = load_config(settings(tmp_path))
     layout = Layout.of(made)
-    layout.tree.mkdir(parents=True)
-    layout.folder.mkdir()
+    mark_as_export(layout)
     process.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", layout.client_key])
     layout.known_hosts.write_text(f"* {layout.client_key.with_suffix('.pub').read_text()}")
-    write_marker(layout, frozenset({identity_of(layout.tree)}))
-    Manifest(step="nfsroot", key="k", inputs={}).write(layout.manifest)
     return made
 
 
@@ -67,11 +64,7 @@ def running(config: Config, paths: Paths, tmp_path: Path) -> Iterator[subprocess
     argv = [sys.executable, "-c", RUN, json.dumps(settings(tmp_path)), NOBODY]
     started = subprocess.Popen(argv, cwd=ROOT, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
-        while not paths.environment.is_file():
-            assert started.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(paths.environment.is_file, task=started)
         yield started
     finally:
         started.kill()
