@@ -38,7 +38,6 @@ from toolchain.errors import (
     CommandFailed,
     CommandTimedOut,
     ConfigError,
-    DiskFull,
     MirrorPocketUnusable,
     NetworkUnreachable,
     SourceUnavailable,
@@ -438,12 +437,8 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
         if full := files.full_disk(done.output, _LISTS, scratch.parent):
             raise full
         if least[0] < _LEAST_ROOM:
-            raise DiskFull(
-                f"no room for {_LISTS}",
-                expected=f"free space at {scratch.parent}",
-                found=f"only {least[0]} bytes free while apt-get update ran; apt-get reported: {first}",
-                fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
-            )
+            found = f"only {least[0]} bytes free while apt-get update ran; apt-get reported: {first}"
+            raise files.no_room(_LISTS, scratch.parent, found)
         return first
     return ""
 

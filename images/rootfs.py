@@ -251,12 +251,11 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
     at_once = str(len(os.sched_getaffinity(0)))
     argv = ["xargs", "-0", "-n", "1", "-P", at_once, "bash", "-euo", "pipefail", "-c", _EXTRACT_SCRIPT, str(tree)]
     try:
-        run(argv, stdin=names, limit_s=_LIMIT_S, log=log, env={"LC_ALL": "C.UTF-8"})
+        with files.room_for_programs("the native tools", tree.parent):
+            run(argv, stdin=names, limit_s=_LIMIT_S, log=log, env={"LC_ALL": "C.UTF-8"})
     except CommandTimedOut:
         raise
     except CommandFailed as fault:
-        if full := files.full_disk(fault.tail, "the native tools", tree.parent):
-            raise full from fault
         raise CommandFailed(
             "the native tools cannot be unpacked",
             expected="dpkg-deb and tar to exit with status 0 for every package",
