@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -134,8 +135,9 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
     with progress.step("create a minimal root with mmdebstrap"):
         (minimal,) = timed(lambda: minimal_root(workspace, steps["mirror"].facts, tar), times=1)
     packages = sorted(set(steps["rootfs"].inputs["packages"].split()) | set(_torch_packages(steps)))
-    client = connect(timeout_s=3600)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(files.remove, tar)
+        client = stack.enter_context(contextlib.closing(connect(timeout_s=3600)))
         base = f"{config.image.name}/minimal:{config.image.label}"
         layer = archive.Layer(Artefact.of(tar))
         archive.load(client, [layer], base, target, epoch=config.image.source_date_epoch)
@@ -146,9 +148,6 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
                 lambda: system.build(client, f"{config.image.name}/run-lines:{config.image.label}", text, [], target),
                 times=1,
             )
-    finally:
-        client.close()
-        files.remove(tar)
     return minimal, seconds
 
 

@@ -7,6 +7,7 @@ wheel build.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import shlex
@@ -122,43 +123,42 @@ def measure(workspace: Workspace) -> Result:
     context = Context(config)
     subject = subject_of(workspace)
     compiler = native_compiler(context)
-    client = connect(timeout_s=3600)
-    try:
-        with files.scratch_folder(workspace.folder, "extension") as scratch:
-            dev = config.image_reference("dev")
-            target = config.image.target
-            ways = {
-                "emulated": Way(dev, target, subject.binds, subject.environment),
-                "native": _with(Way(dev, target, subject.binds, subject.environment), compiler),
-                "cross": Way(
-                    config.image_reference("builder"),
-                    host_architecture(),
-                    subject.binds,
-                    subject.environment,
-                ),
-            }
-            trial = Trial(workspace, client, subject, scratch)
-            with progress.step("determine the compiler's command lines"):
-                commands = trial.command_lines(ways["native"])
-            samples: dict[str, list[Spent]] = {name: [] for name in ways}
-            objects: dict[str, dict[str, str]] = {}
-            for _ in range(workspace.times):
-                for name in ("native", "cross"):
-                    with progress.step(COMPILED[name]):
-                        samples[name].append(trial.replay(ways[name], commands))
-                        objects[name] = trial.objects()
-            with progress.step(COMPILED["emulated"]):
-                samples["emulated"].append(trial.replay(ways["emulated"], commands))
-                objects["emulated"] = trial.objects()
-            wheels: dict[str, list[float]] = {"native": [], "emulated": [], "cross": []}
-            if subject.binds:  # only the build of the QPU extension supports cross-compilation
-                ways["cross"] = _of_the_main_job(context, workspace, ways["cross"])
-            again = ["native", "cross"] if subject.binds else ["native"]
-            for name in [*again * workspace.times, "emulated"]:
-                with progress.step(f"whole wheel, {name}"):
-                    wheels[name].append(trial.whole_wheel(ways[name]))
-    finally:
-        client.close()
+    with (
+        contextlib.closing(connect(timeout_s=3600)) as client,
+        files.scratch_folder(workspace.folder, "extension") as scratch,
+    ):
+        dev = config.image_reference("dev")
+        target = config.image.target
+        ways = {
+            "emulated": Way(dev, target, subject.binds, subject.environment),
+            "native": _with(Way(dev, target, subject.binds, subject.environment), compiler),
+            "cross": Way(
+                config.image_reference("builder"),
+                host_architecture(),
+                subject.binds,
+                subject.environment,
+            ),
+        }
+        trial = Trial(workspace, client, subject, scratch)
+        with progress.step("determine the compiler's command lines"):
+            commands = trial.command_lines(ways["native"])
+        samples: dict[str, list[Spent]] = {name: [] for name in ways}
+        objects: dict[str, dict[str, str]] = {}
+        for _ in range(workspace.times):
+            for name in ("native", "cross"):
+                with progress.step(COMPILED[name]):
+                    samples[name].append(trial.replay(ways[name], commands))
+                    objects[name] = trial.objects()
+        with progress.step(COMPILED["emulated"]):
+            samples["emulated"].append(trial.replay(ways["emulated"], commands))
+            objects["emulated"] = trial.objects()
+        wheels: dict[str, list[float]] = {"native": [], "emulated": [], "cross": []}
+        if subject.binds:  # only the build of the QPU extension supports cross-compilation
+            ways["cross"] = _of_the_main_job(context, workspace, ways["cross"])
+        again = ["native", "cross"] if subject.binds else ["native"]
+        for name in [*again * workspace.times, "emulated"]:
+            with progress.step(f"whole wheel, {name}"):
+                wheels[name].append(trial.whole_wheel(ways[name]))
     compiled = {
         name: median_of(title, [item.seconds for item in samples[name]], note=f"CPU {cpu_of(samples[name]):.1f} s")
         for name, title in COMPILED.items()

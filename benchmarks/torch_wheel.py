@@ -7,6 +7,7 @@ use GCC; the recipe's own compiler is also measured.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from pathlib import Path
@@ -60,8 +61,7 @@ def measure(workspace: Workspace) -> Result:
             "recipe": Way(user.image_reference("torch-builder"), host_architecture(), (), {}),
         }
         samples: dict[str, list[Spent]] = {name: [] for name in ways}
-        client = connect(timeout_s=7200)
-        try:
+        with contextlib.closing(connect(timeout_s=7200)) as client:
             gcc = {name: f"{target.gnu}-g++" if name == "cross" else "g++" for name in ("emulated", "native", "cross")}
             for name in [*["native", "cross", "recipe"] * workspace.times, "emulated"]:
                 with progress.step(TITLES[name]):
@@ -77,8 +77,6 @@ def measure(workspace: Workspace) -> Result:
                         log=workspace.results / "logs" / "torch.log",
                     )
                     samples[name].append(spent_in(done.output))
-        finally:
-            client.close()
     figures = {
         name: median_of(title, [item.seconds for item in samples[name]], note=f"CPU {cpu_of(samples[name]):.1f} s")
         for name, title in TITLES.items()
