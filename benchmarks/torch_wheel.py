@@ -55,10 +55,10 @@ def measure(workspace: Workspace) -> Result:
         dev = workspace.config.image_reference("dev")
         target = user.image.target
         ways = {
-            "emulated": Way(dev, target, (), {}),
-            "native": Way(dev, target, tuple(compiler.binds()), dict(compiler.environment)),
-            "cross": Way(user.image_reference("torch-builder"), host_architecture(), (), {}),
-            "recipe": Way(user.image_reference("torch-builder"), host_architecture(), (), {}),
+            "emulated": Way(dev, target),
+            "native": Way(dev, target, compiler),
+            "cross": Way(user.image_reference("torch-builder"), host_architecture()),
+            "recipe": Way(user.image_reference("torch-builder"), host_architecture()),
         }
         samples: dict[str, list[Spent]] = {name: [] for name in ways}
         with contextlib.closing(connect(timeout_s=7200)) as client:
@@ -71,8 +71,8 @@ def measure(workspace: Workspace) -> Result:
                         ways[name].image,
                         ["sh", "-uc", script],
                         architecture=ways[name].architecture,
-                        binds=[f"{builder.home}:/usr/src/torch:ro", *ways[name].binds],
-                        environment=ways[name].environment,
+                        binds=[f"{builder.home}:/usr/src/torch:ro", *ways[name].mounts.binds()],
+                        environment=ways[name].mounts.environment,
                         limit_s=7200,
                         log=workspace.results / "logs" / "torch.log",
                     )
