@@ -14,6 +14,7 @@ same state of the mirror until ``build-image --update`` reads the indices again.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -568,13 +569,10 @@ def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder
             for item in sources
             if item.pocket.also
         )
-        if not others:
-            raise
-        try:
-            _fetch_source(others, package, version, folder, log)
-            return
-        except SourceUnavailable:
-            pass
+        with contextlib.suppress(SourceUnavailable):
+            if others:
+                _fetch_source(others, package, version, folder, log)
+                return
         raise
 
 
