@@ -35,6 +35,7 @@ RULE = (
 )
 IMPORT = "import torch"
 _SCRIPT = Path(__file__).resolve().parent / "workloads.py"
+_NETWORKS = _SCRIPT.parents[1] / "models" / "networks.py"
 _WIDTH = 118
 _SHOWN_BLOCKS = 3
 
@@ -137,7 +138,7 @@ def _rows(
             tools,
             site,
             [f"{emulation.INSIDE}/workloads.py", "/out/rows.json"],
-            binds={_SCRIPT: f"{emulation.INSIDE}/workloads.py"},
+            binds={_SCRIPT: f"{emulation.INSIDE}/workloads.py", _NETWORKS: f"{emulation.INSIDE}/networks.py"},
             out=out,
             log=workspace.results / "logs" / "cpu.log",
             plugin=plugin,
