@@ -704,9 +704,10 @@ def doctor(context: Context, json: bool = False) -> None:
 @_reported
 def down(context: Context) -> None:
     """Stop the engine that ./inv started; another running engine is not stopped."""
-    from engine.stop import stop_engine
+    from engine.dockerd import Daemon
+    from engine.stop import stop_daemon
 
-    print(stop_engine(_config(context)))
+    print(stop_daemon(Daemon.of(_config(context))))
 
 
 @task(help={"shell": "bash, zsh or fish"}, positional=["shell"])

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any
 
 from benchmarks.measure import Figure, Goal, Result, median_of, quantity, ratio, timed
 from benchmarks.workspace import Workspace
 from engine.connect import connect
 from engine.proxies import build_environment
 from flow import main_job
-from images import archive, rootfs, system
+from images import apt, archive, recorded_sources, rootfs, system
 from toolchain import files, process, progress
 from toolchain.errors import CommandFailed
 from toolchain.manifest import Artefact, Manifest
@@ -132,10 +133,11 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
     target = config.image.target
     tar = workspace.folder / "minimal.tar"
     with progress.step("create a minimal root with mmdebstrap"):
-        (minimal,) = timed(lambda: minimal_root(workspace, steps["mirror"].facts, tar), times=1)
+        (minimal,) = timed(lambda: minimal_root(workspace, steps["mirror"], tar), times=1)
     packages = sorted(set(steps["rootfs"].inputs["packages"].split()) | set(_torch_packages(steps)))
-    client = connect(timeout_s=3600)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(files.remove, tar)
+        client = stack.enter_context(contextlib.closing(connect(timeout_s=3600)))
         base = f"{config.image.name}/minimal:{config.image.label}"
         layer = archive.Layer(Artefact.of(tar))
         archive.load(client, [layer], base, target, epoch=config.image.source_date_epoch)
@@ -146,9 +148,6 @@ def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[f
                 lambda: system.build(client, f"{config.image.name}/run-lines:{config.image.label}", text, [], target),
                 times=1,
             )
-    finally:
-        client.close()
-        files.remove(tar)
     return minimal, seconds
 
 
@@ -156,21 +155,17 @@ def _torch_packages(steps: Mapping[str, Manifest]) -> list[str]:
     return steps["rootfs"].inputs["torch packages"].split() if steps["torch"].facts["wheel"] else []
 
 
-def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> None:
+def minimal_root(workspace: Workspace, mirror: Manifest, tar: Path) -> None:
     """Create a minimal target root with plain mmdebstrap, from the mirror's complete pockets.
 
     Raises CommandFailed.
     """
     image = workspace.config.image
     program = process.require_program("mmdebstrap", "to build root filesystems")
-    lines = []
-    for source in mirror["sources"]:
-        if image.architecture in source["architectures"]:
-            options = f"arch={image.architecture} signed-by={source['keyring']}"
-            name = source["pocket"]["suite"]
-            lines.append(
-                f"deb [{options}] {source['uri']} {mirror['names'].get(name, name)} {' '.join(source['components'])}"
-            )
+    sources = []
+    for source in recorded_sources.sources_of(mirror):
+        suite = mirror.facts["names"].get(source.pocket.suite, source.pocket.suite)
+        sources.append(replace(source, pocket=replace(source.pocket, suite=suite)))
     # This PC's apt configuration determines whether expired indices are accepted.
     option = process.run(["apt-config", "dump", "Acquire::Check-Valid-Until"]).output.strip().rstrip(";")
     with files.replacing(tar) as staged:
@@ -183,7 +178,7 @@ def minimal_root(workspace: Workspace, mirror: Mapping[str, Any], tar: Path) -> 
                     *([f"--aptopt={option}"] if option else []),
                     *(image.suite, named, "-"),
                 ],
-                stdin="".join(f"{line}\n" for line in lines).encode(),
+                stdin=apt.sources_text(tuple(sources), (image.architecture,)).encode(),
                 env=build_environment(),
                 log=workspace.results / "logs" / "minimal.log",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shlex
 from pathlib import Path
@@ -37,9 +38,8 @@ def measure(workspace: Workspace) -> Result:
     process.require_root("to set the owners of files", "./inv bench --name=export")
     workspace.ensure_built()
     config = workspace.config
-    client = connect()
     reference = config.image_reference("system")
-    try:
+    with contextlib.closing(connect()) as client:
         source = unpack.find_image(client, reference, config.image.target)
         with files.scratch_folder(workspace.folder, "export") as scratch:
             trees = (scratch / f"tree-{number}" for number in itertools.count())
@@ -58,8 +58,6 @@ def measure(workspace: Workspace) -> Result:
             size = size_of(scratch / "tree-0")
             with progress.step(PLAIN):
                 plain_seconds = timed(plain, times=workspace.times, warm_up=1)
-    finally:
-        client.close()
     with progress.step("export-nfsroot"):
         task = workspace.task("export-nfsroot")
     copied = median_of(EXACT, seconds, note=f"{quantity(size / 1e6, 'MB')}, read by {methods[-1]}")

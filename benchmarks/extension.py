@@ -7,13 +7,14 @@ wheel build.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import shlex
 import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import docker
@@ -25,6 +26,7 @@ from engine.containers import run_in
 from flow.context import Context
 from flow.native_compiler import native_compiler
 from flow.steps import qpu_ops
+from images.build_tools import together
 from images.native import Mounts
 from recipes import recipe
 from recipes.qpu_ops.incremental import compiler_commands
@@ -55,8 +57,7 @@ class Subject:
 
     title: str
     source: Path
-    binds: tuple[str, ...]
-    environment: dict[str, str]
+    mounts: Mounts
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,7 @@ class Way:
 
     image: str
     architecture: Architecture
-    binds: tuple[str, ...]
-    environment: dict[str, str]
+    mounts: Mounts = field(default_factory=Mounts)
     wheel: str = "python3 -m pip wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir /usr/src/out ."
     """The script that builds the whole wheel."""
 
@@ -99,20 +99,15 @@ def subject_of(workspace: Workspace) -> Subject:
     context = Context(workspace.config)
     manifests = workspace.manifests()
     if not manifests["torch-site"].facts["version"]:
-        return Subject(
-            "a sample extension (there is no torch wheel)", Path(__file__).parent / "sample_extension", (), {}
-        )
+        sample = Path(__file__).parent / "sample_extension"
+        return Subject("a sample extension (there is no torch wheel)", sample, Mounts())
     packages = f"usr/local/lib/python{context.suite.python}/dist-packages"
     prefix = str(manifests["libqpu"].facts["prefix"])
-    return Subject(
-        "qpu_ops",
-        recipe.load("qpu_ops").folder,
-        (
-            f"{context.torch_site / packages}:/{packages}:ro",
-            f"{context.libqpu_stage / prefix.removeprefix('/')}:{prefix}:ro",
-        ),
-        {"LIBQPU_PREFIX": prefix},
-    )
+    paths = {
+        f"/{packages}": context.torch_site / packages,
+        prefix: context.libqpu_stage / prefix.removeprefix("/"),
+    }
+    return Subject("qpu_ops", recipe.load("qpu_ops").folder, Mounts(paths, {"LIBQPU_PREFIX": prefix}))
 
 
 def measure(workspace: Workspace) -> Result:
@@ -122,43 +117,38 @@ def measure(workspace: Workspace) -> Result:
     context = Context(config)
     subject = subject_of(workspace)
     compiler = native_compiler(context)
-    client = connect(timeout_s=3600)
-    try:
-        with files.scratch_folder(workspace.folder, "extension") as scratch:
-            dev = config.image_reference("dev")
-            target = config.image.target
-            ways = {
-                "emulated": Way(dev, target, subject.binds, subject.environment),
-                "native": _with(Way(dev, target, subject.binds, subject.environment), compiler),
-                "cross": Way(
-                    config.image_reference("builder"),
-                    host_architecture(),
-                    subject.binds,
-                    subject.environment,
-                ),
-            }
-            trial = Trial(workspace, client, subject, scratch)
-            with progress.step("determine the compiler's command lines"):
-                commands = trial.command_lines(ways["native"])
-            samples: dict[str, list[Spent]] = {name: [] for name in ways}
-            objects: dict[str, dict[str, str]] = {}
-            for _ in range(workspace.times):
-                for name in ("native", "cross"):
-                    with progress.step(COMPILED[name]):
-                        samples[name].append(trial.replay(ways[name], commands))
-                        objects[name] = trial.objects()
-            with progress.step(COMPILED["emulated"]):
-                samples["emulated"].append(trial.replay(ways["emulated"], commands))
-                objects["emulated"] = trial.objects()
-            wheels: dict[str, list[float]] = {"native": [], "emulated": [], "cross": []}
-            if subject.binds:  # only the build of the QPU extension supports cross-compilation
-                ways["cross"] = _of_the_main_job(context, workspace, ways["cross"])
-            again = ["native", "cross"] if subject.binds else ["native"]
-            for name in [*again * workspace.times, "emulated"]:
-                with progress.step(f"whole wheel, {name}"):
-                    wheels[name].append(trial.whole_wheel(ways[name]))
-    finally:
-        client.close()
+    with (
+        contextlib.closing(connect(timeout_s=3600)) as client,
+        files.scratch_folder(workspace.folder, "extension") as scratch,
+    ):
+        dev = config.image_reference("dev")
+        target = config.image.target
+        ways = {
+            "emulated": Way(dev, target, subject.mounts),
+            "native": Way(dev, target, together(subject.mounts, compiler)),
+            "cross": Way(config.image_reference("builder"), host_architecture(), subject.mounts),
+        }
+        trial = Trial(workspace, client, subject, scratch)
+        with progress.step("determine the compiler's command lines"):
+            commands = trial.command_lines(ways["native"])
+        samples: dict[str, list[Spent]] = {name: [] for name in ways}
+        objects: dict[str, dict[str, str]] = {}
+        for _ in range(workspace.times):
+            for name in ("native", "cross"):
+                with progress.step(COMPILED[name]):
+                    samples[name].append(trial.replay(ways[name], commands))
+                    objects[name] = trial.objects()
+        with progress.step(COMPILED["emulated"]):
+            samples["emulated"].append(trial.replay(ways["emulated"], commands))
+            objects["emulated"] = trial.objects()
+        wheels: dict[str, list[float]] = {"native": [], "emulated": [], "cross": []}
+        has_torch = bool(subject.mounts.paths)
+        if has_torch:  # only the build of the QPU extension supports cross-compilation
+            ways["cross"] = _of_the_main_job(context, workspace, ways["cross"])
+        again = ["native", "cross"] if has_torch else ["native"]
+        for name in [*again * workspace.times, "emulated"]:
+            with progress.step(f"whole wheel, {name}"):
+                wheels[name].append(trial.whole_wheel(ways[name]))
     compiled = {
         name: median_of(title, [item.seconds for item in samples[name]], note=f"CPU {cpu_of(samples[name]):.1f} s")
         for name, title in COMPILED.items()
@@ -194,16 +184,7 @@ def measure(workspace: Workspace) -> Result:
 
 def _of_the_main_job(context: Context, workspace: Workspace, way: Way) -> Way:
     place = qpu_ops.place(context, workspace.manifests())
-    return replace(way, environment={**way.environment, **place.environment}, wheel=place.script)
-
-
-def _with(way: Way, compiler: Mounts) -> Way:
-    return Way(
-        way.image,
-        way.architecture,
-        (*way.binds, *compiler.binds()),
-        {**way.environment, **compiler.environment},
-    )
+    return replace(way, mounts=together(way.mounts, Mounts({}, dict(place.environment))), wheel=place.script)
 
 
 class Trial:
@@ -268,14 +249,14 @@ class Trial:
             way.image,
             ["sh", "-euc", script],
             architecture=way.architecture,
-            binds=[f"{self._source}:{SOURCE}:rw", f"{self._out}:/usr/src/out:rw", *way.binds],
+            binds=[f"{self._source}:{SOURCE}:rw", f"{self._out}:/usr/src/out:rw", *way.mounts.binds()],
             environment={
                 "SOURCE_DATE_EPOCH": str(self._workspace.config.image.source_date_epoch),
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "PIP_ROOT_USER_ACTION": "ignore",
                 "PIP_DISABLE_PIP_VERSION_CHECK": "1",
                 "MAX_JOBS": "1",
-                **way.environment,
+                **way.mounts.environment,
             },
             workdir=SOURCE,
             log=self._log,

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from engine.connect import connect
 from toolchain import process
 from toolchain.architecture import Architecture
@@ -48,26 +50,21 @@ class Machine:
 
 def describe(target: Architecture) -> Machine:
     """Describe this machine. Values that cannot be determined are empty."""
-    release = dict(
-        line.split("=", 1) for line in _text(Path("/etc/os-release")).splitlines() if re.match(r"[A-Z_]+=", line)
-    )
-    found = re.search(r"^MemTotal:\s+(\d+) kB", _text(Path("/proc/meminfo")), re.MULTILINE)
-    version = storage = ""
+    system = version = storage = ""
+    with contextlib.suppress(OSError):
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
     with contextlib.suppress(UserError):
-        client = connect(timeout_s=30)
-        try:
+        with contextlib.closing(connect(timeout_s=30)) as client:
             info = client.info()
-        finally:
-            client.close()
         version = str(info.get("ServerVersion", ""))
         backing = dict(info.get("DriverStatus") or ()).get("Backing Filesystem", "")
         storage = f"{info.get('Driver', '')}{f' on {backing}' if backing else ''}"
     return Machine(
         processor=processor(_text(Path("/proc/cpuinfo"))),
         cores=len(os.sched_getaffinity(0)),
-        memory_mib=int(found[1]) >> 10 if found else 0,
+        memory_mib=psutil.virtual_memory().total >> 20,
         load=os.getloadavg(),
-        system=release.get("PRETTY_NAME", "").strip('"'),
+        system=system,
         kernel=platform.release(),
         python=platform.python_version(),
         qemu_user=_version(_interpreter(target.qemu)),

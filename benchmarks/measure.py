@@ -162,6 +162,20 @@ class Result:
         return next(item for item in self.figures if item.name == name)
 
 
+def titled_table(title: str) -> Table:
+    """Return a table without columns, in the style of all benchmarks."""
+    return Table(title=title, title_justify="left", title_style="bold", padding=(0, 1))
+
+
+def text_of(*parts: Table | str) -> str:
+    """Return tables and lines as plain text."""
+    sink = io.StringIO()
+    console = Console(file=sink, width=_WIDTH, highlight=False)
+    for part in parts:
+        console.print(part, markup=False)
+    return sink.getvalue()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """A benchmark's result with a description of the machine."""
@@ -210,9 +224,7 @@ class Report:
 
     def text(self) -> str:
         """Return the table, as plain text."""
-        sink = io.StringIO()
-        console = Console(file=sink, width=_WIDTH, highlight=False)
-        table = Table(title=self.result.title, title_justify="left", title_style="bold", padding=(0, 1))
+        table = titled_table(self.result.title)
         table.add_column("figure", overflow="fold")
         table.add_column("measured", justify="right", no_wrap=True)
         table.add_column("min–max (n)", justify="right", no_wrap=True)
@@ -228,8 +240,5 @@ class Report:
                 {None: "", True: "met", False: "NOT MET"}[item.met],
                 item.note,
             )
-        sink.write(self.result.tables)
-        console.print(table)
-        for line in (f"rule: {self.result.rule}", *self.result.notes, *(f"WARNING: {text}" for text in self.warnings)):
-            console.print(line, markup=False)
-        return sink.getvalue()
+        warnings = [f"WARNING: {text}" for text in self.warnings]
+        return self.result.tables + text_of(table, f"rule: {self.result.rule}", *self.result.notes, *warnings)

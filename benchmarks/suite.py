@@ -5,42 +5,37 @@ from __future__ import annotations
 import contextlib
 import datetime
 import difflib
+import importlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import build, device, export, extension, kernels, torch_wheel
-from benchmarks.cpu import compare
+from benchmarks import torch_wheel
 from benchmarks.machine import describe
-from benchmarks.measure import Report, Result
-from benchmarks.models import compare as models
+from benchmarks.measure import Report
 from benchmarks.workspace import Workspace
 from engine.start import ensure_running
-from toolchain import process, progress
-from toolchain.config import ROOT, Config
-from toolchain.errors import CommandFailed, ProgramMissing, UserError
+from toolchain import checkout, progress
+from toolchain.config import Config
+from toolchain.errors import UserError
 
-
-def _measure_lab(workspace: Workspace) -> Result:
-    from benchmarks import lab  # not at the top of the file, because importing labgrid takes a long time
-
-    return lab.measure(workspace)
-
-
-BENCHMARKS: Mapping[str, Callable[[Workspace], Result]] = {
-    "build": build.measure,
-    "extension": extension.measure,
-    "export": export.measure,
-    "device": device.measure,
-    "kernels": kernels.measure,
-    "torch": torch_wheel.measure,
-    "cpu": compare.measure,
-    "models": models.measure,
-    "lab": _measure_lab,
+BENCHMARKS: Mapping[str, str] = {
+    "build": "benchmarks.build",
+    "extension": "benchmarks.extension",
+    "export": "benchmarks.export",
+    "device": "benchmarks.device",
+    "kernels": "benchmarks.kernels",
+    "torch": "benchmarks.torch_wheel",
+    "cpu": "benchmarks.cpu.compare",
+    "models": "benchmarks.models.compare",
+    "lab": "benchmarks.lab",
 }
-"""The benchmarks in the order in which they run. The first builds the image that the others use."""
+"""The module of each benchmark, in the order in which they run. The first builds the image that the others use.
+
+A module is imported only for its benchmark, because labgrid, for example, takes a long time to import.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,27 +69,21 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False,
     chosen = _chosen(name)
     if not name and not torch_wheel.has_tree(config):
         progress.say("    skipping torch: its build tree does not exist (./inv build-torch --again creates one)")
-        chosen = {item: measure for item, measure in chosen.items() if item != "torch"}
-    if times < 1:
-        raise UserError(
-            "each benchmark requires at least one run",
-            expected="--times of 1 or more",
-            found=str(times),
-            fix="pass --times=1 or more",
-        )
+        chosen = [item for item in chosen if item != "torch"]
     ensure_running(config)
     workspace = Workspace.of(config, times=times, against=against)
     reports = []
     with workspace.exclusive(), _cleaned_up(workspace, keep=keep):
-        for item, measure in chosen.items():
-            report = run_one(workspace, item, measure)
+        for item in chosen:
+            report = run_one(workspace, item)
             report.write(workspace.results)
             reports.append(report)
     return Run(tuple(reports), workspace.results)
 
 
-def run_one(workspace: Workspace, name: str, measure: Callable[[Workspace], Result]) -> Report:
+def run_one(workspace: Workspace, name: str) -> Report:
     """Run one benchmark and record the machine and its load."""
+    measure = importlib.import_module(BENCHMARKS[name]).measure
     machine = describe(workspace.config.image.target)
     started = datetime.datetime.now(datetime.UTC)
     began = time.monotonic()
@@ -110,9 +99,9 @@ def run_one(workspace: Workspace, name: str, measure: Callable[[Workspace], Resu
     )
 
 
-def _chosen(name: str) -> Mapping[str, Callable[[Workspace], Result]]:
+def _chosen(name: str) -> list[str]:
     if not name:
-        return BENCHMARKS
+        return list(BENCHMARKS)
     if name not in BENCHMARKS:
         near = difflib.get_close_matches(name, BENCHMARKS, n=1, cutoff=0.5)
         raise UserError(
@@ -121,7 +110,7 @@ def _chosen(name: str) -> Mapping[str, Callable[[Workspace], Result]]:
             found=name,
             fix=f"run ./inv bench --name={near[0]}" if near else "run ./inv bench without --name to run all benchmarks",
         )
-    return {name: BENCHMARKS[name]}
+    return [name]
 
 
 @contextlib.contextmanager
@@ -135,8 +124,5 @@ def _cleaned_up(workspace: Workspace, *, keep: bool) -> Iterator[None]:
 
 def _commit() -> str:
     """Return the measured commit, with ``+`` if the checkout has changes; empty outside a checkout."""
-    with contextlib.suppress(CommandFailed, ProgramMissing):
-        commit = process.output_of(["git", "rev-parse", "HEAD"], cwd=ROOT)
-        changes = process.output_of(["git", "status", "--porcelain"], cwd=ROOT)
-        return commit + ("+" if changes else "")
-    return ""
+    found = checkout.state()
+    return f"{found['commit']}+" if found["dirty"] else str(found["commit"])

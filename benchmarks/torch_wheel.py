@@ -7,6 +7,7 @@ use GCC; the recipe's own compiler is also measured.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from pathlib import Path
@@ -54,14 +55,13 @@ def measure(workspace: Workspace) -> Result:
         dev = workspace.config.image_reference("dev")
         target = user.image.target
         ways = {
-            "emulated": Way(dev, target, (), {}),
-            "native": Way(dev, target, tuple(compiler.binds()), dict(compiler.environment)),
-            "cross": Way(user.image_reference("torch-builder"), host_architecture(), (), {}),
-            "recipe": Way(user.image_reference("torch-builder"), host_architecture(), (), {}),
+            "emulated": Way(dev, target),
+            "native": Way(dev, target, compiler),
+            "cross": Way(user.image_reference("torch-builder"), host_architecture()),
+            "recipe": Way(user.image_reference("torch-builder"), host_architecture()),
         }
         samples: dict[str, list[Spent]] = {name: [] for name in ways}
-        client = connect(timeout_s=7200)
-        try:
+        with contextlib.closing(connect(timeout_s=7200)) as client:
             gcc = {name: f"{target.gnu}-g++" if name == "cross" else "g++" for name in ("emulated", "native", "cross")}
             for name in [*["native", "cross", "recipe"] * workspace.times, "emulated"]:
                 with progress.step(TITLES[name]):
@@ -71,14 +71,12 @@ def measure(workspace: Workspace) -> Result:
                         ways[name].image,
                         ["sh", "-uc", script],
                         architecture=ways[name].architecture,
-                        binds=[f"{builder.home}:/usr/src/torch:ro", *ways[name].binds],
-                        environment=ways[name].environment,
+                        binds=[f"{builder.home}:/usr/src/torch:ro", *ways[name].mounts.binds()],
+                        environment=ways[name].mounts.environment,
                         limit_s=7200,
                         log=workspace.results / "logs" / "torch.log",
                     )
                     samples[name].append(spent_in(done.output))
-        finally:
-            client.close()
     figures = {
         name: median_of(title, [item.seconds for item in samples[name]], note=f"CPU {cpu_of(samples[name]):.1f} s")
         for name, title in TITLES.items()

@@ -137,13 +137,10 @@ class Workspace:
 
     def _remove_images(self) -> None:
         ensure_running(self.config)
-        client = connect()
-        try:
+        with contextlib.closing(connect()) as client:
             for name in self._image_names(client.images.list()):
                 with contextlib.suppress(docker.errors.ImageNotFound):
                     client.images.remove(name, force=True)
-        finally:
-            client.close()
 
     def _image_names(self, images: Sequence[Image]) -> list[str]:
         prefix = f"{self.config.image.name}/"

@@ -4,7 +4,7 @@
 2. If no engine responds and systemd is the init system, systemd starts ``docker.service``.
 3. Otherwise (in containers and CI), this module starts ``dockerd`` in a separate session, so that it outlives the task.
 
-A ``dockerd`` started in step 3 is recorded; ``stop_engine`` stops it (engine.dockerd, engine.stop).
+A ``dockerd`` started in step 3 is recorded; ``stop_daemon`` stops it (engine.dockerd, engine.stop).
 """
 
 from __future__ import annotations
@@ -52,13 +52,12 @@ class EngineInfo:
     address: str
     """The address in the format of DOCKER_HOST."""
     version: str
-    api_version: str
     storage_driver: str
     cgroup_version: str
     data_root: Path
     """The engine's folder for images."""
     started_here: bool
-    """Whether ``stop_engine`` stops this engine."""
+    """Whether ``stop_daemon`` stops this engine."""
 
 
 def ensure_running(config: Config) -> EngineInfo:
@@ -87,19 +86,14 @@ def ensure_daemon(daemon: Daemon, selection: Selection | None = None) -> EngineI
 
 
 def _describe(selection: Selection, daemon: Daemon) -> EngineInfo:
-    client = None
     try:
-        client = connect_to(selection, timeout_s=20)
-        info, version = client.info(), client.version()
+        with contextlib.closing(connect_to(selection, timeout_s=20)) as client:
+            info = client.info()
     except (docker.errors.DockerException, requests.RequestException) as fault:
         raise unavailable(selection, fault) from fault
-    finally:
-        if client is not None:
-            client.close()
     return EngineInfo(
         address=selection.host,
-        version=str(version["Version"]),
-        api_version=str(version["ApiVersion"]),
+        version=str(info["ServerVersion"]),
         storage_driver=str(info.get("Driver", "")),
         cgroup_version=str(info.get("CgroupVersion", "")),
         data_root=Path(info.get("DockerRootDir", "")),

@@ -15,23 +15,17 @@ import psutil
 from engine import systemd
 from engine.connect import DEFAULT_HOST
 from engine.dockerd import Daemon, sudo_prefix
-from toolchain.config import Config
 from toolchain.errors import UserError
 from toolchain.process_identity import running
 
 _STOP_LIMIT_S = 30.0
 
 
-def stop_engine(config: Config) -> str:
-    """Stop the engine that ``ensure_running`` started, and return a description of what was done.
-
-    If no engine was started, nothing is stopped. Raises UserError if the process does not exit.
-    """
-    return stop_daemon(Daemon.of(config))
-
-
 def stop_daemon(daemon: Daemon) -> str:
-    """Stop the given daemon, and return a description of what was done."""
+    """Stop the daemon if ``ensure_running`` started it, and return a description of what was done.
+
+    Raises UserError if the process does not exit.
+    """
     nothing = "no engine was started here"
     if daemon.host == DEFAULT_HOST and systemd.runs_engine():
         nothing += "; systemd runs one, which is left running (systemctl stop docker.socket docker.service stops it)"

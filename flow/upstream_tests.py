@@ -311,12 +311,8 @@ def unpack(archive: Path, place: Path) -> None:
     """
     with files.scratch_folder(place.parent, place.name) as scratch:
         argv = ["tar", "--extract", "--file", str(archive), "--directory", str(scratch)]
-        try:
+        with files.room_for_programs("upstream's tests", place.parent):
             process.run([*argv, "--strip-components=1", "--no-same-owner", "--wildcards", "*/test/*"], limit_s=600)
-        except CommandFailed as fault:
-            if full := files.full_disk(fault.tail, "upstream's tests", place.parent):
-                raise full from fault
-            raise
         (scratch / "test").rename(place)
 
 

@@ -14,6 +14,7 @@ same state of the mirror until ``build-image --update`` reads the indices again.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -38,7 +39,6 @@ from toolchain.errors import (
     CommandFailed,
     CommandTimedOut,
     ConfigError,
-    DiskFull,
     MirrorPocketUnusable,
     NetworkUnreachable,
     SourceUnavailable,
@@ -438,12 +438,8 @@ def _update(source: Source, scratch: Path, limit_s: float) -> str:
         if full := files.full_disk(done.output, _LISTS, scratch.parent):
             raise full
         if least[0] < _LEAST_ROOM:
-            raise DiskFull(
-                f"no room for {_LISTS}",
-                expected=f"free space at {scratch.parent}",
-                found=f"only {least[0]} bytes free while apt-get update ran; apt-get reported: {first}",
-                fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
-            )
+            found = f"only {least[0]} bytes free while apt-get update ran; apt-get reported: {first}"
+            raise files.no_room(_LISTS, scratch.parent, found)
         return first
     return ""
 
@@ -573,13 +569,10 @@ def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder
             for item in sources
             if item.pocket.also
         )
-        if not others:
-            raise
-        try:
-            _fetch_source(others, package, version, folder, log)
-            return
-        except SourceUnavailable:
-            pass
+        with contextlib.suppress(SourceUnavailable):
+            if others:
+                _fetch_source(others, package, version, folder, log)
+                return
         raise
 
 

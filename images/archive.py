@@ -17,6 +17,7 @@ import json
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import docker
@@ -91,7 +92,8 @@ def load(
     manifest = json.dumps([{"Config": name, "RepoTags": [reference], "Layers": names}]).encode()
     sent = layers if takes_whole_images(client) else layers[-1:]
     with progress.bar(f"load {reference}", total=sum(layer.tar.size for layer in sent), in_bytes=True) as bar:
-        stream = _archive([("manifest.json", manifest), (name, config)], [layer.tar for layer in sent], bar)
+        tars = [(f"{layer.tar.sha256}.tar", layer.tar.path) for layer in sent]
+        stream = tar_of([("manifest.json", manifest), (name, config)], tars, bar)
         try:
             # Read all events; otherwise the connection stays open. A rejected request is reported under the key
             # "message".
@@ -148,19 +150,23 @@ def verify(
     return LoadedImage(reference, str(found.id), int(found.attrs["Size"]))
 
 
-def _archive(small: Sequence[tuple[str, bytes]], tars: Sequence[Artefact], bar: progress.Bar) -> Iterator[bytes]:
-    """Yield the docker-archive as a stream with at most one block of a layer in memory."""
+def tar_of(small: Sequence[tuple[str, bytes]], large: Sequence[tuple[str, Path]], bar: progress.Bar) -> Iterator[bytes]:
+    """Yield a tar of contents and files, by name, with at most one block of a file in memory.
+
+    The bar shows how many bytes of the files have been read.
+    """
     for name, content in small:
         yield _header(name, len(content)) + content + _padding(len(content))
-    sent, total = 0, sum(tar.size for tar in tars)
-    for tar in tars:
-        yield _header(f"{tar.sha256}.tar", tar.size)
-        with tar.path.open("rb") as stream:
+    sent = 0
+    for name, path in large:
+        size = path.stat().st_size
+        yield _header(name, size)
+        with path.open("rb") as stream:
             while block := stream.read(_BLOCK):
                 sent += len(block)
-                bar.update(sent, total=total)
+                bar.update(sent)
                 yield block
-        yield _padding(tar.size)
+        yield _padding(size)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 

@@ -31,25 +31,9 @@ INSTALL = f"{PLACE}/install"
 """The program that installs the replacement for Python; run it as root in the container."""
 
 _PROGRAMS = (
-    *("dash", "cmake", "pkgconf"),
-    *(
-        "basename",
-        "cat",
-        "chmod",
-        "cmp",
-        "cp",
-        "cut",
-        "dirname",
-        "echo",
-        "env",
-        "expr",
-        "false",
-        "find",
-        "grep",
-        "head",
-    ),
-    *("install", "ln", "mkdir", "mktemp", "mv", "printf", "readlink", "realpath", "rm", "rmdir", "sed", "sort", "tail"),
-    *("tee", "test", "[", "touch", "tr", "true", "uniq", "wc", "xargs"),
+    *("dash", "cmake", "pkgconf", "basename", "cat", "chmod", "cmp", "cp", "cut", "dirname", "echo", "env", "expr"),
+    *("false", "find", "grep", "head", "install", "ln", "mkdir", "mktemp", "mv", "printf", "readlink", "realpath"),
+    *("rm", "rmdir", "sed", "sort", "tail", "tee", "test", "[", "touch", "tr", "true", "uniq", "wc", "xargs"),
 )
 
 

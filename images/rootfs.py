@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -251,12 +252,11 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
     at_once = str(len(os.sched_getaffinity(0)))
     argv = ["xargs", "-0", "-n", "1", "-P", at_once, "bash", "-euo", "pipefail", "-c", _EXTRACT_SCRIPT, str(tree)]
     try:
-        run(argv, stdin=names, limit_s=_LIMIT_S, log=log, env={"LC_ALL": "C.UTF-8"})
+        with files.room_for_programs("the native tools", tree.parent):
+            run(argv, stdin=names, limit_s=_LIMIT_S, log=log, env={"LC_ALL": "C.UTF-8"})
     except CommandTimedOut:
         raise
     except CommandFailed as fault:
-        if full := files.full_disk(fault.tail, "the native tools", tree.parent):
-            raise full from fault
         raise CommandFailed(
             "the native tools cannot be unpacked",
             expected="dpkg-deb and tar to exit with status 0 for every package",
@@ -330,6 +330,7 @@ def _mmdebstrap(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     extracts = "--variant=extract" in variant
+    lists, stored = shlex.quote(str(spec.lists)), shlex.quote(str(spec.archives))
     archives = '"$1/var/cache/apt/archives"'
     laid: dict[str, Path] = {}
     if wanted := apt.preferences_text(spec.sources):
@@ -343,7 +344,7 @@ def _mmdebstrap(
         str(program),
         "--mode=root",
         f"--architectures={','.join(spec.architectures)}",
-        "--format=" + ("directory" if target.suffix != ".tar" else "tar"),
+        "--format=tar",
         "--skip=update,download/empty,check/qemu",
         '--aptopt=APT::Sandbox::User "root"',
         '--aptopt=Acquire::Languages "none"',
@@ -351,10 +352,10 @@ def _mmdebstrap(
         "--dpkgopt=force-unsafe-io",
         *variant,
         f"--include={','.join(packages)}",
-        f'--setup-hook=mkdir -p "$1/var/lib/apt/lists" && cp -a {_quoted(spec.lists)}/. "$1/var/lib/apt/lists/"',
+        f'--setup-hook=mkdir -p "$1/var/lib/apt/lists" && cp -a {lists}/. "$1/var/lib/apt/lists/"',
         *([f"--hook-dir={_MERGED_USR}"] if spec.split_usr else []),
-        *(f'--setup-hook=install -D -m 644 {_quoted(source)} "$1{path}"' for path, source in laid.items()),
-        f"--setup-hook=mkdir -p {archives} && mount --bind {_quoted(spec.archives)} {archives}",
+        *(f'--setup-hook=install -D -m 644 {shlex.quote(str(source))} "$1{path}"' for path, source in laid.items()),
+        f"--setup-hook=mkdir -p {archives} && mount --bind {stored} {archives}",
         *(f"--{hook}-hook={unmount}" for hook in ("extract", "customize") if (hook == "extract") == extracts),
         spec.suite,
     ]
@@ -362,9 +363,8 @@ def _mmdebstrap(
         scratch = stack.enter_context(files.scratch_folder(target.parent, target.name))
         scratch.chmod(0o755)
         aside = stack.enter_context(files.replacing(target))
-        named = aside.with_name(aside.name + ".tar") if target.suffix == ".tar" else aside
-        if named != aside:  # a tar that mmdebstrap wrote before it failed
-            stack.callback(files.remove, named)
+        named = aside.with_name(aside.name + ".tar")  # mmdebstrap requires the suffix
+        stack.callback(files.remove, named)
 
         def build(memory_mib: int) -> None:
             # A private mount namespace: no mount remains on the host. If there is enough memory, the tree is built in
@@ -402,12 +402,7 @@ def _mmdebstrap(
                 summary=f"building the {spec.role} root failed",
                 expected="mmdebstrap to exit with status 0",
             ) from fault
-        if named != aside:
-            named.rename(aside)
-
-
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "'\\''") + "'"
+        named.rename(aside)
 
 
 def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str, expected: str) -> Exception:

@@ -8,15 +8,12 @@ from tars. Layers that change rarely come first, so a changed QPU kernel replace
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
-import tarfile
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import docker
 import docker.errors
@@ -24,7 +21,7 @@ import docker.errors
 from engine.connect import ENGINE_ERRORS
 from engine.containers import run_in
 from engine.proxies import build_environment
-from images.archive import LoadedImage, verify
+from images.archive import LoadedImage, tar_of, verify
 from toolchain import progress, templates
 from toolchain.architecture import Architecture
 from toolchain.errors import CommandFailed
@@ -80,14 +77,14 @@ def build(
     total = sum(layer.tar.stat().st_size for layer in layers)
     with (
         progress.bar(f"build {reference}", total=total, in_bytes=True) as bar,
-        _Context(dockerfile, layers, bar) as context,
         contextlib.ExitStack() as on_failure,
     ):
+        context = tar_of([("Dockerfile", dockerfile.encode())], [(layer.name, layer.tar) for layer in layers], bar)
         said: list[str] = []
         try:
             on_failure.callback(_remove_unfinished, client, said, _images_of(client))
             events = client.api.build(
-                fileobj=context,
+                fileobj=context,  # type: ignore[arg-type] # requests accepts any iterable
                 custom_context=True,
                 tag=reference,
                 platform=architecture.oci_platform,
@@ -130,43 +127,6 @@ def _failed(reference: str, found: str, said: Sequence[str]) -> CommandFailed:
         found=found + (f"\n{tail}" if tail else ""),
         fix="run ./inv doctor to check the engine and emulation, then run ./inv build-image again",
     )
-
-
-class _Context:
-    """The build context as a stream: a thread writes the tar into a pipe, so that the tar is not held in memory."""
-
-    def __init__(self, dockerfile: str, layers: Sequence[Layer], bar: progress.Bar) -> None:
-        self._dockerfile, self._layers, self._bar = dockerfile.encode(), layers, bar
-
-    def __enter__(self) -> IO[bytes]:
-        import os
-
-        reader, writer = os.pipe()
-        self._reader = os.fdopen(reader, "rb")
-        self._thread = threading.Thread(target=self._write, args=(os.fdopen(writer, "wb"),), daemon=True)
-        self._thread.start()
-        return self._reader
-
-    def __exit__(self, *_: object) -> None:
-        self._reader.close()
-        self._thread.join(10)
-
-    def _write(self, sink: IO[bytes]) -> None:
-        try:
-            with sink, tarfile.open(fileobj=sink, mode="w|") as archive:
-                member = tarfile.TarInfo("Dockerfile")
-                member.size = len(self._dockerfile)
-                archive.addfile(member, io.BytesIO(self._dockerfile))
-                sent = 0
-                for layer in self._layers:
-                    member = tarfile.TarInfo(layer.name)
-                    member.size = layer.tar.stat().st_size
-                    with layer.tar.open("rb") as content:
-                        archive.addfile(member, content)
-                    sent += member.size
-                    self._bar.update(sent)
-        except BrokenPipeError:
-            return  # the engine rejected the build; its event contains the reason
 
 
 def inspect(

@@ -44,8 +44,18 @@ from nfsroot.layout import (
 from nfsroot.tree import TreeHash, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
-from toolchain.errors import CommandFailed, InUse, UserError
-from toolchain.files import MARKER, absolute, full_disk, held, remove, require_space, room_for, sha256_of, swapping
+from toolchain.errors import InUse, UserError
+from toolchain.files import (
+    MARKER,
+    absolute,
+    held,
+    remove,
+    require_space,
+    room_for,
+    room_for_programs,
+    sha256_of,
+    swapping,
+)
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
@@ -108,7 +118,7 @@ def export(
     purpose = f"the export of {config.image_reference(role)}"
     client = connect()
     source = unpack.find_image(client, config.image_reference(role), config.image.target)
-    with locked(final), _room_for(purpose, final.place.parent):
+    with locked(final), room_for_programs(purpose, final.place.parent):
         _put_back(final)
         if tarball is not None:
             _require_place_of(tarball)
@@ -323,18 +333,6 @@ def _writable(folder: Path) -> Iterator[None]:
             found=f"{fault.filename}: {fault.strerror}",
             fix="choose another path with --folder or --tarball, or set nfs.folder in invoke.yaml",
         ) from fault
-
-
-@contextlib.contextmanager
-def _room_for(purpose: str, folder: Path) -> Iterator[None]:
-    """Raise DiskFull if the block, or a program that it starts, runs out of disk space."""
-    try:
-        with room_for(purpose, folder):
-            yield
-    except CommandFailed as fault:
-        if (full := full_disk(fault.tail, purpose, folder)) is not None:
-            raise full from fault
-        raise
 
 
 def _require_place_of(tarball: Path) -> None:

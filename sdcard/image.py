@@ -43,7 +43,7 @@ from sdcard import bmap, first_boot
 from sdcard.tools import Tools
 from toolchain import checkout, fake_root, files, process, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, CommandFailed, InUse
+from toolchain.errors import ArtefactMissing, InUse
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
@@ -148,7 +148,7 @@ def build(config: Config) -> Manifest:
     files.require_space(folder.place, needed, "the card image")
     tools = ready_tools(config)
     fetched, wifi = firmware.ready(config), firmware.ready(config, "wifi-firmware")
-    with files.held(folder.place / "lock", another), _room(folder.place):
+    with files.held(folder.place / "lock", another), files.room_for_programs("the card image", folder.place):
         with files.scratch_folder(folder.place, "card") as scratch:
             parts = (config, source, tools, fetched, wifi, scratch, folder)
             if os.geteuid() == 0:
@@ -168,18 +168,6 @@ def _usual_umask() -> Iterator[None]:
         yield
     finally:
         os.umask(before)
-
-
-@contextlib.contextmanager
-def _room(folder: Path) -> Iterator[None]:
-    """Raise DiskFull if the block, or a program that it starts, fails because of a full disk."""
-    try:
-        with files.room_for("the card image", folder):
-            yield
-    except CommandFailed as fault:
-        if full := files.full_disk(fault.tail, "the card image", folder):
-            raise full from fault
-        raise
 
 
 def ready_tools(config: Config) -> Tools:

@@ -20,8 +20,9 @@ from ordinary_user import open_checkout
 from xdist.scheduler import LoadScopeScheduling
 
 from engine.connect import connect
+from engine.dockerd import Daemon
 from engine.start import ensure_running
-from engine.stop import stop_engine
+from engine.stop import stop_daemon
 from flow import main_job, pipelines
 from flow.context import Context
 from toolchain import files, progress
@@ -137,7 +138,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
                 alone.enter_context(files.held(lock, others))
             except (OSError, InUse):
                 return
-            stop_engine(load_config(SETTINGS))
+            stop_daemon(Daemon.of(load_config(SETTINGS)))
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ MARKER = ".pitorch-owned"
 NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|enough free space|Wrote only \d+ of \d+ bytes")
 """Matches messages about a full disk or an exceeded quota. apt prints the third alternative, GNU tar the last one."""
 
+_MORE_ROOM = "free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk"
 _BLOCK = 1 << 20
 _POLL_S = 0.05
 _UNFINISHED = re.compile(r"\..+\.(?:scratch|part|part\.tar)")
@@ -260,7 +261,7 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
             f"not enough disk space for {purpose}",
             expected=f"{needed_mib} MiB free at {existing}",
             found=f"{free_mib} MiB",
-            fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
+            fix=_MORE_ROOM,
         )
 
 
@@ -293,17 +294,17 @@ def least_room(folder: Path) -> Iterator[list[int]]:
         look()
 
 
+def no_room(purpose: str, folder: Path, found: str) -> DiskFull:
+    """Return the error for a full disk or an exceeded quota."""
+    return DiskFull(f"no room for {purpose}", expected=f"free space at {folder}", found=found, fix=_MORE_ROOM)
+
+
 def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
     """Return DiskFull if a program's output ``said`` reports a full disk or an exceeded quota, else None."""
     lines = (line.strip() for line in said.splitlines() if NO_ROOM.search(line))
     if (found := next(lines, None)) is None:
         return None
-    return DiskFull(
-        f"no room for {purpose}",
-        expected=f"free space at {folder}",
-        found=found,
-        fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
-    )
+    return no_room(purpose, folder, found)
 
 
 @contextlib.contextmanager
@@ -316,12 +317,19 @@ def room_for(purpose: str, folder: Path) -> Iterator[None]:
         words = NO_ROOM.search(str(fault)) if isinstance(fault, shutil.Error) else None
         if fault.errno not in (errno.ENOSPC, errno.EDQUOT) and words is None:
             raise
-        raise DiskFull(
-            f"no room for {purpose}",
-            expected=f"free space at {folder}",
-            found=words[0] if words else fault.strerror or "",
-            fix="free some disk space, or set build.folder in invoke.yaml to a folder on a larger disk",
-        ) from fault
+        raise no_room(purpose, folder, words[0] if words else fault.strerror or "") from fault
+
+
+@contextlib.contextmanager
+def room_for_programs(purpose: str, folder: Path) -> Iterator[None]:
+    """Raise DiskFull if the block, or a program that it runs, fails because of a full disk or an exceeded quota."""
+    try:
+        with room_for(purpose, folder):
+            yield
+    except CommandFailed as fault:
+        if full := full_disk(fault.tail, purpose, folder):
+            raise full from fault
+        raise
 
 
 def pack(
@@ -372,11 +380,7 @@ def unpack(tar: Path, folder: Path) -> None:
     with scratch_folder(folder.parent, folder.name) as scratch:
         stage = scratch / "root"
         stage.mkdir()
-        try:
+        with room_for_programs(f"the contents of {tar.name}", folder.parent):
             process.run(["tar", "--extract", "--file", tar, "--directory", stage, "--no-same-owner"])
-        except CommandFailed as fault:
-            if full := full_disk(fault.tail, f"the contents of {tar.name}", folder.parent):
-                raise full from fault
-            raise
         remove(folder)
         stage.rename(folder)

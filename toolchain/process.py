@@ -36,21 +36,17 @@ _TERM_WAIT_S = 5.0
 _ENGLISH = {"LC_ALL": "C.UTF-8", "LANGUAGE": ""}
 
 _PACKAGES = {
-    "mmdebstrap": "mmdebstrap",
-    "qemu-system-arm": "qemu-system-arm",
     "qemu-system-aarch64": "qemu-system-arm",
     "ganesha.nfsd": "nfs-ganesha nfs-ganesha-vfs",
-    "docker-registry": "docker-registry",
     "docker": "docker.io",
     "dockerd": "docker.io",
-    "cmake": "cmake",
     "ninja": "ninja-build",
     "nft": "nftables",
     "ip": "iproute2",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
-    "shellcheck": "shellcheck",
 }
+"""The packages of the programs whose package has another name."""
 
 
 @dataclass(frozen=True)

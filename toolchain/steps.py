@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import checkout, closure, files, process, progress
-from toolchain.errors import CommandFailed
 from toolchain.manifest import Artefact, Manifest
 
 MANIFEST_SUFFIX = ".manifest.json"
@@ -186,33 +185,22 @@ class Pipeline:
                 self.folder, f"the folder is not writable, and the step {step.title!r} must run"
             )
         progress.say(f"    {step.title}: runs ({decision.reason})")
-        try:
-            with files.room_for(step.title, self.folder):
-                return self._act(decision, done, source, began)
-        except CommandFailed as fault:
-            if full := files.full_disk(fault.tail, step.title, self.folder):
-                raise full from fault
-            raise
-
-    def _act(
-        self, decision: Decision, done: Mapping[str, Manifest], source: Mapping[str, Any], began: float
-    ) -> Manifest:
-        step = decision.step
-        self.manifest_path(step.name).unlink(missing_ok=True)
-        needs = {name: done[name] for name in step.needs}
-        with progress.step(step.title):
-            made = step.action(needs)
-        manifest = Manifest(
-            step=step.name,
-            key=key_of(step.name, decision.inputs),
-            inputs=decision.inputs,
-            artefacts=tuple(item if isinstance(item, Artefact) else Artefact.of(item) for item in made.artefacts),
-            facts=made.facts,
-            warnings=made.warnings,
-            seconds=time.monotonic() - began,
-            source=source,
-        )
-        manifest.write(self.manifest_path(step.name))
+        with files.room_for_programs(step.title, self.folder):
+            self.manifest_path(step.name).unlink(missing_ok=True)
+            needs = {name: done[name] for name in step.needs}
+            with progress.step(step.title):
+                made = step.action(needs)
+            manifest = Manifest(
+                step=step.name,
+                key=key_of(step.name, decision.inputs),
+                inputs=decision.inputs,
+                artefacts=tuple(item if isinstance(item, Artefact) else Artefact.of(item) for item in made.artefacts),
+                facts=made.facts,
+                warnings=made.warnings,
+                seconds=time.monotonic() - began,
+                source=source,
+            )
+            manifest.write(self.manifest_path(step.name))
         return manifest
 
 

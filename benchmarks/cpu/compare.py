@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cpu import counts, emulation, model
-from benchmarks.measure import Figure, Goal, Result
+from benchmarks.measure import Figure, Goal, Result, text_of, titled_table
 from benchmarks.workspace import Workspace
 from flow import cpu_tools, pipelines
 from flow.build_lock import build_lock
@@ -35,7 +33,7 @@ RULE = (
 )
 IMPORT = "import torch"
 _SCRIPT = Path(__file__).resolve().parent / "workloads.py"
-_WIDTH = 118
+_NETWORKS = _SCRIPT.parents[1] / "models" / "networks.py"
 _SHOWN_BLOCKS = 3
 
 
@@ -137,7 +135,7 @@ def _rows(
             tools,
             site,
             [f"{emulation.INSIDE}/workloads.py", "/out/rows.json"],
-            binds={_SCRIPT: f"{emulation.INSIDE}/workloads.py"},
+            binds={_SCRIPT: f"{emulation.INSIDE}/workloads.py", _NETWORKS: f"{emulation.INSIDE}/networks.py"},
             out=out,
             log=workspace.results / "logs" / "cpu.log",
             plugin=plugin,
@@ -233,8 +231,6 @@ def _ratio(name: str, one: float, other: float, limit: float, unit: str) -> Figu
 
 def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> str:
     """Return a table of both wheels' instructions and modelled cycles, and a table of the instruction classes."""
-    sink = io.StringIO()
-    console = Console(file=sink, width=_WIDTH, highlight=False)
     old = {row.name: row for row in before or ()}
     titles = [f"instr., {name}" for name in ("this wheel", "other wheel", "ratio")]
     cycles = [f"cycles (model), {name}" for name in ("this wheel", "other wheel", "ratio")]
@@ -250,21 +246,16 @@ def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
         if not before:
             cells = [[group[0]] for group in cells]
         table.add_row(row.name, *(cell for group in cells for cell in group), share)
-    console.print(table)
     classes = _table("Classes of instructions, this wheel: % of the executed instructions", counts.CLASSES)
     for row in rows:
         if row.by_class:
             shares = [100 * row.by_class[kind] / row.instructions for kind in counts.CLASSES]
             classes.add_row(row.name, *(f"{share:.1f}" for share in shares))
-    console.print(classes)
-    for row in rows:
-        if row.reason:
-            console.print(f"not run: {row.name}: {row.reason}", markup=False)
-    return sink.getvalue()
+    return text_of(table, classes, *(f"not run: {row.name}: {row.reason}" for row in rows if row.reason))
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", padding=(0, 1))
+    table = titled_table(title)
     table.add_column("workload", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right")

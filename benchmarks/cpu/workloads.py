@@ -1,6 +1,6 @@
 """The workloads of the benchmark ``cpu``, with a marker at the start and end of each.
 
-The target's Python runs this script:
+The target's Python runs this script, with ``benchmarks/models/networks.py`` in the same folder:
 
     python3 workloads.py ROWS.json
 
@@ -34,6 +34,7 @@ import torch  # noqa: E402
 
 mark(0)
 
+from networks import unsettled_mobilenet_v2, unsettled_resnet18  # type: ignore[import-not-found] # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.ao import quantization  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -41,91 +42,16 @@ from torch.nn import functional  # noqa: E402
 Work = Callable[[], object]
 
 
-class Block(nn.Module):  # type: ignore[misc]
-    """A residual block of ResNet18."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.relu1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-        self.sum = nn.quantized.FloatFunctional()
-        self.fused = [["conv1", "bn1", "relu1"], ["conv2", "bn2"]]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply two convolutions, add the shortcut, and return the ReLU of the sum."""
-        y = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
-        return self.sum.add_relu(y, self.shortcut(x))
-
-
-class Inverted(nn.Module):  # type: ignore[misc]
-    """An inverted residual block of MobileNetV2."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, relu: type[nn.Module]) -> None:
-        super().__init__()
-        wide = inputs * expansion
-        layers = [conv_bn_relu(inputs, wide, 1, relu)] if expansion != 1 else []
-        layers.append(conv_bn_relu(wide, wide, 3, relu, stride, groups=wide))
-        self.layers = nn.Sequential(*layers)
-        self.project = nn.Sequential(nn.Conv2d(wide, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
-        self.sum = nn.quantized.FloatFunctional() if stride == 1 and inputs == outputs else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Expand the channels, convolve each one, and project the result."""
-        y = self.project(self.layers(x))
-        return self.sum.add(x, y) if self.sum else y
-
-
-def conv_bn_relu(
-    inputs: int, outputs: int, size: int, relu: type[nn.Module], stride: int = 1, groups: int = 1
-) -> nn.Sequential:
-    """Return a convolution with batch normalisation and an activation."""
-    conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(outputs), relu())
-
-
-def resnet18() -> nn.Module:
-    """Return ResNet18 (He et al., 2015)."""
-    layers: list[nn.Module] = [
-        nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    width = 64
-    for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Block(width, outputs, stride), Block(outputs, outputs, 1)]
-        width = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000)).eval()
-
-
-def mobilenet_v2(relu: type[nn.Module] = nn.ReLU6) -> nn.Module:
-    """Return MobileNetV2 (Sandler et al., 2018)."""
-    layers: list[nn.Module] = [conv_bn_relu(3, 32, 3, relu, 2)]
-    width = 32
-    table = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-    for expansion, outputs, count, stride in table:
-        for number in range(count):
-            layers.append(Inverted(width, outputs, stride if number == 0 else 1, expansion, relu))
-            width = outputs
-    layers += [conv_bn_relu(320, 1280, 1, relu), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000)]
-    return nn.Sequential(*layers).eval()
-
-
 def int8(network: nn.Module, example: Tensor) -> nn.Module:
     """Quantize the network statically, with the batch normalisations folded into the convolutions."""
     network = nn.Sequential(quantization.QuantStub(), network, quantization.DeQuantStub()).eval()
     for part in list(network.modules()):
-        if isinstance(part, Block):
-            quantization.fuse_modules(part, part.fused, inplace=True)
-        elif isinstance(part, nn.Sequential):
+        if isinstance(part, nn.Sequential):
             kinds = [type(layer) for layer in part]
-            if kinds[:2] == [nn.Conv2d, nn.BatchNorm2d]:
-                names = ["0", "1", "2"] if kinds[2:] == [nn.ReLU] else ["0", "1"]
-                quantization.fuse_modules(part, names, inplace=True)
+            for start in range(len(kinds)):
+                if kinds[start : start + 2] == [nn.Conv2d, nn.BatchNorm2d]:
+                    end = start + (3 if kinds[start + 2 : start + 3] == [nn.ReLU] else 2)
+                    quantization.fuse_modules(part, [str(number) for number in range(start, end)], inplace=True)
     network.qconfig = quantization.get_default_qconfig("qnnpack")
     quantization.prepare(network, inplace=True)
     network(example)
@@ -185,15 +111,15 @@ WORKLOADS: dict[str, Callable[[], Work]] = {
     "LSTM 128, 16 steps": lambda: of_layer(nn.LSTM(128, 128), 16, 1, 128),
     "attention 4×64, 64 positions": of_attention,
     "softmax 1000×100": of_softmax,
-    "MobileNetV2 224×224": lambda: of_layer(mobilenet_v2(), *IMAGE),
-    "ResNet18 224×224": lambda: of_layer(resnet18(), *IMAGE),
+    "MobileNetV2 224×224": lambda: of_layer(unsettled_mobilenet_v2(), *IMAGE),
+    "ResNet18 224×224": lambda: of_layer(unsettled_resnet18(), *IMAGE),
 }
 # Quantized layers can include a ReLU but not a ReLU6, so MobileNetV2 is quantized with ReLU, as in torchvision.
 INT8: dict[str, Callable[[], Work]] = {
     "linear 1×1024×1024, int8": of_int8_linear,
     "conv 3×3, 64→64 on 56×56, int8": lambda: of_int8_layer(nn.Conv2d(64, 64, 3, padding=1), *PLANES),
-    "MobileNetV2 224×224, int8": lambda: of_int8_layer(mobilenet_v2(nn.ReLU), *IMAGE),
-    "ResNet18 224×224, int8": lambda: of_int8_layer(resnet18(), *IMAGE),
+    "MobileNetV2 224×224, int8": lambda: of_int8_layer(unsettled_mobilenet_v2(nn.ReLU), *IMAGE),
+    "ResNet18 224×224, int8": lambda: of_int8_layer(unsettled_resnet18(), *IMAGE),
 }
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.cpu import compare, counts, emulation
-from benchmarks.measure import Figure, Result
+from benchmarks.measure import Figure, Result, text_of, titled_table
 from benchmarks.workspace import Workspace
 from device.remote import eager, models, targets
 from flow import cpu_tools, pipelines
@@ -34,7 +30,6 @@ MODELS = ("cnn", "lstm", "transformer", "small_mobilenet_v2", "small_resnet18")
 HOW = ("TVM", "torch float32", "torch int8")
 _SCRIPT = Path(__file__).with_name("on_target.py")
 _TARGETS = {"armhf": "armv7", "arm64": "aarch64"}
-_WIDTH = 118
 
 
 @dataclass(frozen=True)
@@ -127,9 +122,7 @@ def result(made: Mapping[str, Mapping[str, Cell]], torch: str, target: str) -> R
 
 def table(made: Mapping[str, Mapping[str, Cell]], torch: str, target: str) -> str:
     """Return the table of instruction counts and of times under emulation."""
-    sink = io.StringIO()
-    console = Console(file=sink, width=_WIDTH, highlight=False)
-    shown = Table(title=f"{target}, {torch}", title_justify="left", title_style="bold", padding=(0, 1))
+    shown = titled_table(f"{target}, {torch}")
     shown.add_column("model", no_wrap=True)
     for how in HOW:
         shown.add_column(f"instructions, millions: {how}", justify="right")
@@ -139,9 +132,5 @@ def table(made: Mapping[str, Mapping[str, Cell]], torch: str, target: str) -> st
         counted = [f"{row[how].instructions / 1e6:.3g}" if row[how].instructions else "–" for how in HOW]
         timed = [f"{row[how].seconds * 1e3:.3g}" if row[how].seconds else "–" for how in HOW]
         shown.add_row(name, *counted, *timed)
-    console.print(shown)
-    for name, row in made.items():
-        for how, cell in row.items():
-            if cell.reason:
-                console.print(f"not run: {name}, {how}: {cell.reason}", markup=False)
-    return sink.getvalue()
+    cells = ((name, how, cell) for name, row in made.items() for how, cell in row.items())
+    return text_of(shown, *(f"not run: {name}, {how}: {cell.reason}" for name, how, cell in cells if cell.reason))

@@ -1,7 +1,8 @@
 """Models with random weights: a small CNN, an LSTM, a transformer layer, MobileNetV2 and ResNet18.
 
 ``profile-remote --model benchmarks.models.networks:cnn`` compiles one of the models. MobileNetV2 and ResNet18 have the
-same layers and numbers of parameters as torchvision's models. Both are defined here because torch.nn lacks them.
+same layers and numbers of parameters as torchvision's models. Both are defined here because torch.nn lacks them. Their
+sums are FloatFunctional modules, so that eager quantization can replace them (``benchmarks/cpu/workloads.py``).
 """
 
 from __future__ import annotations
@@ -56,17 +57,18 @@ class Lstm(nn.Module):  # type: ignore[misc]
 class InvertedResidual(nn.Module):  # type: ignore[misc]
     """A block that expands the channels, filters each one, and projects them."""
 
-    def __init__(self, given: int, made: int, stride: int, expansion: int) -> None:
+    def __init__(self, given: int, made: int, stride: int, expansion: int, activation: type[nn.Module]) -> None:
         super().__init__()
         hidden = given * expansion
-        expand = [*_convolution(given, hidden, 1), nn.ReLU6()] if expansion > 1 else []
-        depthwise = [*_convolution(hidden, hidden, 3, stride=stride, groups=hidden), nn.ReLU6()]
+        expand = [*_convolution(given, hidden, 1), activation()] if expansion > 1 else []
+        depthwise = [*_convolution(hidden, hidden, 3, stride=stride, groups=hidden), activation()]
         self.layers = nn.Sequential(*expand, *depthwise, *_convolution(hidden, made, 1))
-        self.residual = stride == 1 and given == made
+        self.sum = nn.quantized.FloatFunctional() if stride == 1 and given == made else None
 
     def forward(self, x: Any) -> Any:
         """Return the projection, plus the input if the shapes agree."""
-        return x + self.layers(x) if self.residual else self.layers(x)
+        y = self.layers(x)
+        return self.sum.add(x, y) if self.sum else y
 
 
 class BasicBlock(nn.Module):  # type: ignore[misc]
@@ -78,10 +80,11 @@ class BasicBlock(nn.Module):  # type: ignore[misc]
         self.layers = nn.Sequential(*first, nn.ReLU(), *_convolution(made, made, 3))
         same = stride == 1 and given == made
         self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(given, made, 1, stride=stride))
+        self.sum = nn.quantized.FloatFunctional()
 
     def forward(self, x: Any) -> Any:
-        """Return the sum of both paths."""
-        return torch.relu(self.layers(x) + self.shortcut(x))
+        """Return the ReLU of the sum of both paths."""
+        return self.sum.add_relu(self.layers(x), self.shortcut(x))
 
 
 def settled(network: Any) -> Any:
@@ -97,28 +100,36 @@ def settled(network: Any) -> Any:
     return network
 
 
-def mobilenet_v2(side: int = 224) -> Any:
+def unsettled_mobilenet_v2(activation: type[nn.Module] = nn.ReLU6) -> Any:
     """Return MobileNetV2 (Sandler et al., 2018), which has 3.5 million parameters."""
-    layers: list[nn.Module] = [*_convolution(3, 32, 3, stride=2), nn.ReLU6()]
+    layers: list[nn.Module] = [*_convolution(3, 32, 3, stride=2), activation()]
     channels = 32
     for expansion, made, blocks, stride in STAGES:
         for block in range(blocks):
-            layers.append(InvertedResidual(channels, made, stride if block == 0 else 1, expansion))
+            layers.append(InvertedResidual(channels, made, stride if block == 0 else 1, expansion, activation))
             channels = made
-    layers += [*_convolution(channels, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    layers += [nn.Dropout(0.2), nn.Linear(1280, CLASSES)]
-    return settled(nn.Sequential(*layers)), (torch.randn(1, 3, side, side),)
+    layers += [*_convolution(channels, 1280, 1), activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(1280, CLASSES))
 
 
-def resnet18(side: int = 224) -> Any:
+def unsettled_resnet18() -> Any:
     """Return ResNet18 (He et al., 2015), which has 11.7 million parameters."""
     layers: list[nn.Module] = [*_convolution(3, 64, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = 64
     for made, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [BasicBlock(channels, made, stride), BasicBlock(made, made, 1)]
         channels = made
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)]
-    return settled(nn.Sequential(*layers)), (torch.randn(1, 3, side, side),)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES))
+
+
+def mobilenet_v2(side: int = 224) -> Any:
+    """Return MobileNetV2, for an image of ``side``×``side`` pixels."""
+    return settled(unsettled_mobilenet_v2()), (torch.randn(1, 3, side, side),)
+
+
+def resnet18(side: int = 224) -> Any:
+    """Return ResNet18, for an image of ``side``×``side`` pixels."""
+    return settled(unsettled_resnet18()), (torch.randn(1, 3, side, side),)
 
 
 def cnn() -> Any:

@@ -470,7 +470,6 @@ def test_old_engines_and_slow_storage_are_reported(version: str, driver: str, ve
     info = EngineInfo(
         address="unix:///x",
         version=version,
-        api_version="1.41",
         storage_driver=driver,
         cgroup_version="2",
         data_root=Path("/x"),

@@ -39,7 +39,7 @@ from engine.containers import _collect, run_in
 from engine.dockerd import Daemon
 from engine.proxies import build_environment, daemon_environment
 from engine.start import ensure_daemon, ensure_running
-from engine.stop import stop_daemon, stop_engine
+from engine.stop import stop_daemon
 from flow import main_job, pipelines
 from flow.context import Context
 from flow.engine_images import NO_ENGINE
@@ -439,7 +439,7 @@ def test_an_engine_run_by_systemd_stays(
     program.chmod(0o755)
     monkeypatch.setattr(systemd, "_BOOTED", tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    report = stop_engine(Config(build=BuildConfig(folder=tmp_path / "build")))
+    report = stop_daemon(Daemon.of(Config(build=BuildConfig(folder=tmp_path / "build"))))
     assert ("systemctl stop docker.socket docker.service" in report) is stays
     assert calls.read_text() == "is-active --quiet docker.service\n"
 
@@ -465,7 +465,7 @@ def test_a_running_engine_is_used(tmp_path: Path) -> None:
     config = Config(build=BuildConfig(folder=tmp_path))
     info = ensure_running(config)
     assert not info.started_here
-    assert stop_engine(config).startswith("no engine was started here")
+    assert stop_daemon(Daemon.of(config)).startswith("no engine was started here")
     client = connect()
     try:
         assert client.version()["Version"] == info.version

@@ -282,11 +282,6 @@ def test_an_unknown_benchmark_gets_a_suggestion(name: str, near: str) -> None:
     assert "build, extension, export, device" in caught.value.expected
 
 
-def test_zero_repetitions_are_refused() -> None:
-    with pytest.raises(UserError, match="at least one run"):
-        suite.bench(load_config({}), "export", times=0)
-
-
 def test_an_unchanged_run_must_not_run_any_step() -> None:
     build.require_same_stamps({"a": 1, "b": 2}, {"a": 1, "b": 2})
     with pytest.raises(CommandFailed) as caught:
