@@ -19,7 +19,7 @@ from typing import Any, cast
 from invoke.collection import Collection
 from invoke.context import Context
 from invoke.exceptions import Exit
-from invoke.tasks import task
+from invoke.tasks import Task, task
 
 from registry import passwords
 from toolchain import caller, checks, progress
@@ -901,40 +901,5 @@ def cuda_timing(
     print(f"{done.text}\nfiles: {done.folder}")
 
 
-namespace = Collection(
-    build_image,
-    build_torch,
-    build_tvm_ffi,
-    sign,
-    verify,
-    diff,
-    upstream_tests,
-    export_nfsroot,
-    serve_nfsroot,
-    netboot,
-    share_internet,
-    sd_image,
-    write_card,
-    deploy,
-    run_on_pi,
-    lab,
-    profile_remote,
-    push,
-    pull,
-    mirror,
-    registry,
-    shell,
-    doctor,
-    down,
-    completion,
-    bench,
-    run_tests,
-    push_artefacts,
-    pull_artefacts,
-    build_wheel,
-    audit_wheel,
-    serve_the_wheels,
-    build_cuda_wheel,
-    cuda_timing,
-)
+namespace = Collection(*(item for item in globals().values() if isinstance(item, Task)))
 namespace.configure(defaults(os.environ))
