@@ -603,16 +603,10 @@ def push(context: Context, registry: str = "", tag: str = "", user: str = "", si
     configs = _configs(context)
     made = publish.push(configs, registry=registry or None, tag=tag or None, user=user or None, sign=sign)
     images = made.images if isinstance(made, PushedIndex) else (made,)
-    rows = [
-        progress.Row(
-            str(done.reference),
-            done.size,
-            done.digest,
-            done.seconds,
-            f"{done.sent} of {done.layers} layers sent{', signed' if sign else ''}",
-        )
-        for done in images
-    ]
+    rows = []
+    for done in images:
+        note = f"{done.sent} of {done.layers} layers sent{', signed' if sign else ''}"
+        rows.append(progress.Row(str(done.reference), done.size, done.digest, done.seconds, note))
     if isinstance(made, PushedIndex):
         note = f"index of {len(images)} images"
         rows.append(progress.Row(str(made.reference), made.size, made.digest, made.seconds, note))
@@ -762,9 +756,9 @@ _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name !
 @_target_task(help=_ARTEFACTS_HELP)
 def push_artefacts(context: Context, registry: str = "", user: str = "") -> None:
     """Push the wheels in the artefact cache, so that a team builds each wheel only once."""
-    from flow import share_artefacts as share
+    from wheels import artefacts
 
-    done = share.push_artefacts(_config(context), registry=registry or None, user=user or None)
+    done = artefacts.push(_config(context), registry=registry or None, user=user or None)
     progress.summary("pushed", [item.row for item in done])
 
 

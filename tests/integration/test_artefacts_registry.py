@@ -313,12 +313,11 @@ def test_artefact_without_provenance_is_refused(plain: Registry, tmp_path: Path,
 
 def test_provenance_is_optional_for_some_recipes(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="tasks-unstated")
-    ((name, key),) = share.wanted(here)
-    other, offered = share.optional(here)[0]
+    (name, key, _), (other, offered, _), *_ = share.wanted(here)
     (wheel, symbols, _) = products(tmp_path)
     artefacts.put(here, name, key, [wheel, symbols])
     artefacts.put(here, other, "f" * 64, [wheel], recipe=offered)
-    share.push_artefacts(here)
+    artefacts.push(here)
     there = teammate(here, tmp_path / "there")
     with pytest.raises(RegistryFailed, match="has no provenance"):
         share.pull_artefacts(there)
@@ -531,17 +530,16 @@ def test_full_disk_during_a_download_is_reported(plain: Registry, tmp_path: Path
 
 def test_pull_selects_artefacts_of_this_checkout(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="tasks")
-    ((name, key),) = share.wanted(here)
+    (name, key, _), (other, offered, _), *_ = share.wanted(here)
     assert name == "torch"
     artefacts.put(here, name, key, products(tmp_path))
-    share.push_artefacts(here)
+    artefacts.push(here)
     there = teammate(here, tmp_path / "there")
     (pulled,) = share.pull_artefacts(there)
     assert (pulled.entry.name, pulled.entry.key) == (name, key)
     assert artefacts.get(there, name, key)
-    other, offered = share.optional(here)[0]
     artefacts.put(here, other, "f" * 64, products(tmp_path), recipe=offered)
-    share.push_artefacts(here)
+    artefacts.push(here)
     assert [item.entry.name for item in share.pull_artefacts(there)] == [name, other], (
         "optional artefacts must be pulled too"
     )
@@ -579,7 +577,7 @@ def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypa
     }
     push_in_order(base, tmp_path, tvm_ffi.NAME, keys, recipe)
     artefacts.put(base, "torch", KEY, products(tmp_path), recipe=share.wanted(base)[0][1])
-    share.push_artefacts(base)
+    artefacts.push(base)
 
     def pulled(config: Config) -> str:
         _, ffi = share.pull_artefacts(config)
