@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import docker.errors
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine.connect import connect
+from engine.connect import connect, image_id
 from engine.containers import run_in
 from engine.start import ensure_running
 from flow import cpu_tools
@@ -235,9 +234,7 @@ def _no_probe(config: Config) -> str:
     ensure_running(config)
     reference = config.image_reference("rootfs")
     with contextlib.closing(connect()) as client:
-        try:
-            client.images.get(reference)
-        except docker.errors.ImageNotFound:
+        if not image_id(client, reference):
             option = f"--architecture={config.image.architecture}"
             return f"there is no image {reference}; ./inv build-image --only=rootfs {option} builds it"
     return ""

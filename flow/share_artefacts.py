@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 
-import docker.errors
-
-from engine.connect import connect
+from engine.connect import connect, image_id
 from recipes.companions import build as companions
 from recipes.companions import locate
 from recipes.torch import build as torch_build
@@ -93,11 +91,7 @@ def _versions(config: Config, made: Manifest) -> dict[str, str]:
     """
     reference = config.image_reference(made.step)
     with contextlib.closing(connect()) as client:
-        try:
-            found = client.images.get(reference).id
-        except (docker.errors.ImageNotFound, docker.errors.NullResource):
-            found = None
-        if found != made.facts["image"]:
+        if image_id(client, reference) != made.facts["image"]:
             raise ArtefactMissing(f"the engine no longer has the image {made.step}")
         return torch_build.versions_in(client, reference, config.image.target)
 
