@@ -15,7 +15,6 @@ from recipes.companions import build as companions
 from recipes.companions import locate
 from recipes.torch import build as torch_build
 from recipes.torch import provenance, resolve
-from recipes.tvm_ffi import build as tvm_ffi_build
 from recipes.tvm_ffi import locate as tvm_ffi
 from toolchain import progress
 from toolchain.config import Config
@@ -74,10 +73,8 @@ def artefact_key(config: Config, name: str, key: str) -> str:
     if made is None:
         return ""
     try:
-        if name == tvm_ffi.NAME:
-            return tvm_ffi_build.artefact_key(key, made.artefact(".tar").sha256)
-        if name == companions.NAME:
-            return companions.artefact_key(key, made.artefact(".tar").sha256)
+        if name in _WITHOUT_PROVENANCE:
+            return artefacts.key_of(key, made.artefact(".tar").sha256)
         return provenance.artefact_key(key, _versions(config, made))
     except UserError as fault:
         progress.warn(f"{fault.summary}: {name} is requested by its recipe key only")

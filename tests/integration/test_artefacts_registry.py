@@ -31,7 +31,6 @@ from test_artefacts import KEY, OTHER_KEY, products
 
 from flow import share_artefacts as share
 from recipes.torch import provenance
-from recipes.tvm_ffi import build as tvm_ffi_build
 from recipes.tvm_ffi import locate as tvm_ffi
 from registry import local as local_registry
 from registry import oras, retries
@@ -572,8 +571,8 @@ def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypa
     root = builder_here(mine, "tvm-ffi-builder", b"its packages")
     recipe = tvm_ffi.key(base)
     keys = {
-        "like-mine": tvm_ffi_build.artefact_key(recipe, root),
-        "other": tvm_ffi_build.artefact_key(recipe, "0" * 64),
+        "like-mine": artefacts.key_of(recipe, root),
+        "other": artefacts.key_of(recipe, "0" * 64),
     }
     push_in_order(base, tmp_path, tvm_ffi.NAME, keys, recipe)
     artefacts.put(base, "torch", KEY, products(tmp_path), recipe=share.wanted(base)[0][1])

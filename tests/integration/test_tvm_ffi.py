@@ -218,7 +218,7 @@ def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> N
         locate.find(config)
     assert "./inv build-tvm-ffi" in caught.value.fix
     key = locate.key(config)
-    whole = build.artefact_key(key, "0" * 64)
+    whole = artefacts.key_of(key, "0" * 64)
     before = locate.listing(config)
     artefacts.put(config, locate.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
     assert locate.listing(config) != before, "the step that uses the wheel must run again"
@@ -233,9 +233,7 @@ def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> N
 def test_a_damaged_wheel_is_not_used(tmp_path: Path) -> None:
     config = configured(tmp_path)
     key = locate.key(config)
-    (there,) = artefacts.put(
-        config, locate.NAME, build.artefact_key(key, "1"), [fitting(tmp_path / "made")], recipe=key
-    )
+    (there,) = artefacts.put(config, locate.NAME, artefacts.key_of(key, "1"), [fitting(tmp_path / "made")], recipe=key)
     there.chmod(0o644)
     there.write_bytes(there.read_bytes()[:-1] + b"x")
     with pytest.raises(ArtefactDamaged):
