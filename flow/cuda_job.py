@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.start import ensure_running
-from flow import native_job, pipelines
+from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
+from flow.steps import native_python
 from toolchain import progress
 from toolchain.architecture import ARCHITECTURES, Architecture
 from toolchain.config import Config
@@ -48,7 +49,7 @@ def build_wheel(config: Config, architecture: str = "amd64") -> Wheel:
     """Bring the wheel for an architecture up to date. Raises the failed step's UserError."""
     target = target_of(architecture)
     ensure_running(config)
-    native_job.ready_python(config)
+    native_python.ready(config)
     with context_of(config) as context, build_lock(context.root):
         pipeline = pipelines.cuda_job(context, target)
         made = pipeline.execute(pipeline.plan())[-1]

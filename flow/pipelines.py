@@ -25,9 +25,6 @@
 
     mirror ── cuda-builder ── cuda-wheel
 
-    native-python ──┬── native-qpu-ops ──┬── native-suite
-    native-libqpu ──┘                    └── native-breadth
-
 Shells require the development root. The extension is built in the development root if the native compiler is
 disabled or if only the target's compiler generates the right code; otherwise, it is built in the builder image. If only
 the target's compiler generates the right code, libqpu is also compiled in the development root.
@@ -37,7 +34,6 @@ The steps' manifests and products are in the target's folder.
 
 from __future__ import annotations
 
-from flow import native_environment
 from flow.compilers import is_extension_cross_compiled
 from flow.context import Context
 from flow.steps import (
@@ -52,11 +48,6 @@ from flow.steps import (
     extracted_tools,
     libqpu,
     mirror,
-    native_breadth,
-    native_libqpu,
-    native_python,
-    native_qpu_ops,
-    native_suite,
     qpu_ops,
     qpulib,
     rootfs,
@@ -141,9 +132,3 @@ def tvm_ffi_job(context: Context) -> Pipeline:
 def cuda_job(context: Context, target: Architecture) -> Pipeline:
     """Return the steps that build the wheel with CUDA operators for an architecture."""
     return Pipeline(context.root, (mirror.step(context), cuda_builder.step(context), cuda_wheel.step(context, target)))
-
-
-def native_checks(context: Context) -> Pipeline:
-    """Return the steps that build and test the extension on this machine, without any ARM code."""
-    modules = (native_python, native_libqpu, native_qpu_ops, native_suite, native_breadth)
-    return Pipeline(native_environment.folder_of(context.config), [module.step(context) for module in modules])

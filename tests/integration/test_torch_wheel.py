@@ -27,12 +27,13 @@ from elftools.elf.elffile import ELFFile
 from wheel_parts import make_wheel
 
 from engine.containers import run_in
-from flow import main_job, native_job, roots, verify
+from flow import main_job, roots, verify
 from flow import native_environment as native
 from flow import upstream_tests as upstream
 from flow.context import Context
 from flow.engine_images import load_root
 from flow.native_compiler import native_compiler
+from flow.steps import native_python
 from images import probe, rootfs
 from images.apt import fetch_source
 from images.flavour import load_suite
@@ -655,7 +656,7 @@ torch.save(document, sys.argv[1])
 @pytest.mark.timeout(1800)
 def test_whole_numbers_are_compared_bit_for_bit(product_config: Config, tmp_path: Path) -> None:
     """A relative deviation of 2^-40 is far below the tolerance for floating-point numbers."""
-    here = native_job.ready_python(product_config)
+    here = native_python.ready(product_config)
     file = tmp_path / "there.pt"
     said = []
     for words in ([NUMBERS, "write", file], ["-c", OFF_BY_ONE, file], [NUMBERS, "compare", file]):
@@ -678,7 +679,7 @@ def test_results_agree_with_those_of_this_pc(
 ) -> None:
     """Files are exchanged between x86-64 and armv7; the results agree within the tolerance of each case."""
     assert built.manifest("torch").facts["self-contained"]
-    here = native_job.ready_python(product_config)
+    here = native_python.ready(product_config)
     environment = native.environment_of(product_config)
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
