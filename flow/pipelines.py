@@ -42,12 +42,12 @@ from flow.steps import (
     builder,
     card_firmware,
     companions,
-    cuda_builder,
     cuda_wheel,
     dev,
     extracted_tools,
     libqpu,
     mirror,
+    native_builder,
     qpu_ops,
     qpulib,
     rootfs,
@@ -56,12 +56,10 @@ from flow.steps import (
     system,
     tools,
     torch,
-    torch_builder,
     torch_site,
     torch_source,
     torch_wheel,
     tvm_ffi,
-    tvm_ffi_builder,
     tvm_ffi_wheel,
     tvm_server,
     workbench,
@@ -92,7 +90,8 @@ def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
 
 def torch_job(context: Context, *, again: bool = False) -> Pipeline:
     """Return the steps that build a torch wheel. With ``again``, a wheel in the artefact cache is ignored."""
-    before = (mirror.step(context), torch_builder.step(context), torch_source.step(context))
+    builder_step = native_builder.step(context, "torch-builder", "torch's builder image")
+    before = (mirror.step(context), builder_step, torch_source.step(context))
     return Pipeline(context.root, (*before, torch_wheel.step(context, again=again)))
 
 
@@ -126,9 +125,11 @@ def rust_job(context: Context) -> Pipeline:
 
 def tvm_ffi_job(context: Context) -> Pipeline:
     """Return the steps that build TVM FFI's wheel. Raises PlatformMismatch or RecipeInvalid."""
-    return Pipeline(context.root, [module.step(context) for module in (mirror, tvm_ffi_builder, tvm_ffi_wheel)])
+    builder_step = native_builder.step(context, "tvm-ffi-builder", "builder image of TVM's FFI")
+    return Pipeline(context.root, (mirror.step(context), builder_step, tvm_ffi_wheel.step(context)))
 
 
 def cuda_job(context: Context, target: Architecture) -> Pipeline:
     """Return the steps that build the wheel with CUDA operators for an architecture."""
-    return Pipeline(context.root, (mirror.step(context), cuda_builder.step(context), cuda_wheel.step(context, target)))
+    builder_step = native_builder.step(context, "cuda-builder", "CUDA builder image", with_target=False)
+    return Pipeline(context.root, (mirror.step(context), builder_step, cuda_wheel.step(context, target)))
