@@ -9,8 +9,8 @@ from pathlib import Path
 from engine.connect import connect
 from flow import main_job, pipelines
 from flow.build_lock import build_lock
+from flow.compilers import native_compiler
 from flow.context import Context
-from flow.native_compiler import native_compiler
 from flow.steps import extracted_tools
 from flow.steps import rust as rust_step
 from images import build_tools, rust

@@ -30,9 +30,9 @@ from engine.containers import run_in
 from flow import main_job, roots, verify
 from flow import native_environment as native
 from flow import upstream_tests as upstream
+from flow.compilers import native_compiler
 from flow.context import Context
 from flow.engine_images import load_root
-from flow.native_compiler import native_compiler
 from flow.steps import native_python
 from images import probe, rootfs
 from images.apt import fetch_source
