@@ -17,7 +17,7 @@ from rich.text import Text
 from engine.connect import connect, image_id
 from engine.containers import run_in
 from engine.start import ensure_running
-from flow import cpu_tools
+from flow import extracted_tools
 from images.flavour import load_suite
 from toolchain import files, progress
 from toolchain.architecture import host_architecture
@@ -175,7 +175,7 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
 
     ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU;
     PlatformMismatch for a wheel that is not for the target; SourceUnavailable, NetworkUnreachable or WheelUnusable; or
-    the same exceptions as ``flow.cpu_tools.ready``.
+    the same exceptions as ``flow.extracted_tools.cpu_tools``.
     """
     wanted_cpu = cpu_gate.load_cpu(cpu)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture=wanted_cpu.architecture))
@@ -186,7 +186,7 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
         wheel = _wheel(config, text, folder, scratch, log)
         wheels.audit(wheel, target)
         reason = _no_probe(config)
-        disassembler = Disassembler(cpu_tools.ready(config))
+        disassembler = Disassembler(extracted_tools.cpu_tools(config))
         with progress.step(f"examine the instructions of {wheel.name}"):
             static = cpu_gate.examine(wheel, wanted_cpu, disassembler)
         if reason:

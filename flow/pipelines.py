@@ -13,13 +13,7 @@
     mirror ── torch-builder ──┬── torch-wheel
           └── torch-source ───┘
 
-    mirror ── cpu-tools
-
-    mirror ── card-tools
-
     mirror ── card-firmware
-
-    mirror ── rust
 
     mirror ── tvm-ffi-builder ── tvm-ffi-wheel
 
@@ -44,14 +38,12 @@ from flow.steps import (
     companions,
     cuda_wheel,
     dev,
-    extracted_tools,
     libqpu,
     mirror,
     native_builder,
     qpu_ops,
     qpulib,
     rootfs,
-    rust,
     sbom,
     system,
     tools,
@@ -101,26 +93,9 @@ def cpu_job(context: Context) -> Pipeline:
     return Pipeline(context.root, [module.step(context) for module in modules])
 
 
-def cpu_tools_job(context: Context) -> Pipeline:
-    """Return the step that extracts the tools for ``audit-wheel`` and for the benchmark ``cpu``."""
-    programs = extracted_tools.step(context, "cpu-tools", "emulator with plugins and LLVM")
-    return Pipeline(context.root, [mirror.step(context), programs])
-
-
-def card_job(context: Context) -> Pipeline:
-    """Return the step that extracts the tools for making a card image."""
-    programs = extracted_tools.step(context, "card-tools", "tools for card images")
-    return Pipeline(context.root, [mirror.step(context), programs])
-
-
 def firmware_job(context: Context, name: str) -> Pipeline:
     """Return the step that fetches firmware for boards; ``name`` is a key of ``card_firmware.PARTS``."""
     return Pipeline(context.root, [mirror.step(context), card_firmware.step(context, name)])
-
-
-def rust_job(context: Context) -> Pipeline:
-    """Return the step that extracts the Rust toolchain for ``build-wheel``."""
-    return Pipeline(context.root, [mirror.step(context), rust.step(context)])
 
 
 def tvm_ffi_job(context: Context) -> Pipeline:
