@@ -40,10 +40,8 @@ from engine.start import ensure_running
 from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
-from images.recorded_sources import sources_of
-from recipes import recipe
+from flow.steps import torch_wheel
 from recipes.recipe import HERE
-from recipes.torch import source as sources
 from toolchain import files, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, ChecksFailed, CommandFailed, CommandTimedOut, SourceUnavailable
@@ -330,20 +328,12 @@ def unpack(archive: Path, place: Path) -> None:
 
 def _unpacked(context: Context) -> Path:
     """Return the folder with upstream's tests from the source that the recipe pins."""
-    folder = context.config.build_root / "sources"
     pipeline = pipelines.torch_job(context)
-    (mirror,) = pipeline.execute(pipeline.plan(only=("mirror",)))
-    source = sources.obtain(
-        recipe.load("torch"),
-        context.suite,
-        context.config.torch.source,
-        sources_of(mirror),
-        folder,
-        context.log("torch-source"),
-    )
+    *_, made = pipeline.execute(pipeline.plan(only=("torch-source",)))
+    source = torch_wheel.source_of(context, made)
     if source.kind == "git":
         return source.folder / "test"
-    place = folder / f"{source.folder.name}-tests"
+    place = source.folder.with_name(f"{source.folder.name}-tests")
     if not place.is_dir():
         (archive,) = source.folder.glob("*.orig.tar.*")
         unpack(archive, place)
