@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import fnmatch
 import json
 import math
@@ -121,35 +122,8 @@ class Result:
     """Why the file was not completed; empty if it was completed."""
     seconds: float
     left_out: Mapping[str, str] = field(default_factory=dict)
-    unmet: Sequence[str] = ()
+    unmet: Sequence[str] = field(default_factory=list)
     """Patterns in ``upstream.toml`` that match no test in this file."""
-
-    @classmethod
-    def parse(cls, record: Mapping[str, Any]) -> Result:
-        """Return the result that ``record`` describes. Raises KeyError or TypeError for an invalid record."""
-        return cls(
-            record["file"],
-            {kind: int(record[kind.replace(" ", "_")]) for kind in _KINDS},
-            record["failures"],
-            record["explanations"],
-            record["ended"],
-            float(record["seconds"]),
-            record["omissions"],
-            record["unmet"],
-        )
-
-    def record(self) -> dict[str, Any]:
-        """Return the result as JSON."""
-        return {
-            "file": self.file,
-            **{kind.replace(" ", "_"): self.counts.get(kind, 0) for kind in _KINDS},
-            "ended": self.ended,
-            "seconds": round(self.seconds, 1),
-            "failures": dict(self.failures),
-            "explanations": dict(self.explained),
-            "omissions": dict(self.left_out),
-            "unmet": list(self.unmet),
-        }
 
 
 @dataclass(frozen=True)
@@ -209,7 +183,7 @@ class Report:
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             document = json.loads(path.read_text())
             if document["torch"] == report.torch:
-                report.results = {item["file"]: Result.parse(item) for item in document["files"]}
+                report.results = {item["file"]: Result(**item) for item in document["files"]}
         return report
 
     def is_final(self, item: Part, reasons: Reasons) -> bool:
@@ -228,7 +202,7 @@ class Report:
     def add(self, result: Result) -> None:
         """Add a result, and write the report."""
         self.results[result.file] = result
-        items = [self.results[name].record() for name in sorted(self.results)]
+        items = [dataclasses.asdict(self.results[name]) for name in sorted(self.results)]
         document = {"torch": self.torch, "emulated": self.is_emulated, "files": items}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text_atomically(self.path, json.dumps(document, indent=2) + "\n")
@@ -489,7 +463,7 @@ def tally(
         ended += f": {len(to_run & torn_down)} of {len(to_run)} tests ran"
     return Result(
         str(item),
-        counts,
+        dict(counts),
         {test: messages.get(test, "") for test, reason in reason_of.items() if not reason},
         {test: reason for test, reason in reason_of.items() if reason},
         ended,
