@@ -34,8 +34,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import docker
-
 from engine.containers import run_in
 from engine.start import ensure_running
 from flow import pipelines
@@ -324,15 +322,56 @@ def _run_all(
     limit_s: float,
     on_result: Callable[[Result], None],
 ) -> None:
+    """Run the files and parts in ``wanted``, several at a time, and pass each result to ``on_result``."""
     client, done = context.client, 0
+
+    def run(item: Part) -> Result:
+        stem = str(item).replace("/", "--").replace(" ", "-")
+        log, collected = out / f"{stem}.jsonl", out / f"{stem}.collected.json"
+        pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+        # Test names are relative to the folder, including those in subfolders.
+        options = [f"--rootdir={_MOUNTED}", f"--report-log=/out/{log.name}"]
+        plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}", f"--part={item.part}/{item.parts}"]
+        plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == item.file]
+        began, signal_at, hung = time.monotonic(), time.time() + limit_s, False
+        try:
+            run_in(
+                client,
+                context.config.image_reference("system"),
+                # timeout(1) runs inside the container, so that pytest can write its report when the limit is reached.
+                [
+                    *("timeout", "--signal=INT", "--kill-after=60", str(int(limit_s))),
+                    *(*pytest, *options, *plugin, item.file),
+                ],
+                architecture=context.target,
+                binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
+                environment={
+                    "PYTHONPATH": "/packages",
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "OMP_NUM_THREADS": "1",
+                    "CI": "",
+                    # Upstream's tests run once per available device. The device of torch_qpu is not part of the wheel.
+                    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+                    # The recipe does not build the lazy backend, so the set-up of its tests would fail.
+                    "PYTORCH_TESTING_DEVICE_EXCEPT_FOR": "lazy",
+                },
+                workdir=_MOUNTED,
+                limit_s=limit_s + _GRACE_S,
+                log=context.log("upstream"),
+                check=False,
+            )
+        except CommandTimedOut:
+            hung = True
+        lines = log.read_text().splitlines() if log.is_file() else []
+        tests = Collected(**json.loads(collected.read_text())) if collected.is_file() else None
+        seconds = time.monotonic() - began
+        return tally(item, lines, reasons, tests, seconds=seconds, limit_s=limit_s, signal_at=signal_at, hung=hung)
+
     with (
         progress.bar("upstream's tests: files", total=len(wanted)) as bar,
         concurrent.futures.ThreadPoolExecutor(compile_jobs(context.config.build)) as pool,
     ):
-        waiting = {
-            pool.submit(_run_one, client, context, folder, packages, out, item, reasons, limit_s): item
-            for item in wanted
-        }
+        waiting = {pool.submit(run, item): item for item in wanted}
         try:
             for future in concurrent.futures.as_completed(waiting):
                 on_result(future.result())
@@ -342,58 +381,6 @@ def _run_all(
             pool.shutdown(wait=False, cancel_futures=True)
             process.interrupt_all()  # otherwise the pool would wait for the files that are running
             raise
-
-
-def _run_one(
-    client: docker.DockerClient,
-    context: Context,
-    folder: Path,
-    packages: Path,
-    out: Path,
-    item: Part,
-    reasons: Reasons,
-    limit_s: float,
-) -> Result:
-    stem = str(item).replace("/", "--").replace(" ", "-")
-    log, collected = out / f"{stem}.jsonl", out / f"{stem}.collected.json"
-    pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    # Test names are relative to the folder, including those in subfolders.
-    options = [f"--rootdir={_MOUNTED}", f"--report-log=/out/{log.name}"]
-    plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}", f"--part={item.part}/{item.parts}"]
-    plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == item.file]
-    began, signal_at, hung = time.monotonic(), time.time() + limit_s, False
-    try:
-        run_in(
-            client,
-            context.config.image_reference("system"),
-            # timeout(1) runs inside the container, so that pytest can write its report when the limit is reached.
-            [
-                *("timeout", "--signal=INT", "--kill-after=60", str(int(limit_s))),
-                *(*pytest, *options, *plugin, item.file),
-            ],
-            architecture=context.target,
-            binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
-            environment={
-                "PYTHONPATH": "/packages",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "OMP_NUM_THREADS": "1",
-                "CI": "",
-                # Upstream's tests run once per available device. The device of torch_qpu is not part of the wheel.
-                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-                # The recipe does not build the lazy backend, so the set-up of its tests would fail.
-                "PYTORCH_TESTING_DEVICE_EXCEPT_FOR": "lazy",
-            },
-            workdir=_MOUNTED,
-            limit_s=limit_s + _GRACE_S,
-            log=context.log("upstream"),
-            check=False,
-        )
-    except CommandTimedOut:
-        hung = True
-    lines = log.read_text().splitlines() if log.is_file() else []
-    tests = Collected(**json.loads(collected.read_text())) if collected.is_file() else None
-    seconds = time.monotonic() - began
-    return tally(item, lines, reasons, tests, seconds=seconds, limit_s=limit_s, signal_at=signal_at, hung=hung)
 
 
 def tally(
