@@ -863,8 +863,10 @@ def build_cuda_wheel(
         print(plan_table(cuda_job.plan(config, architecture)))
         return
     cuda_checks.require_checkable(architecture, check=check, torch=torch)
-    wheel = cuda_job.build_wheel(config, architecture)
-    progress.summary(f"built with {wheel.toolkit}", wheel.rows)
+    made = cuda_job.build_wheel(config, architecture)
+    wheel = made.artefact(".whl")
+    row = progress.row_of(wheel.path.name, wheel, made.seconds, made.facts["contents"])
+    progress.summary(f"built with {made.facts['toolkit']}", [row])
     for version in [*([""] if check else []), *torch]:
         print(cuda_checks.check(config, wheel.path, torch=version).summary())
 
