@@ -19,7 +19,7 @@ from typing import Any, cast
 from invoke.collection import Collection
 from invoke.context import Context
 from invoke.exceptions import Exit
-from invoke.tasks import task
+from invoke.tasks import Task, task
 
 from registry import passwords
 from toolchain import caller, checks, progress
@@ -603,16 +603,10 @@ def push(context: Context, registry: str = "", tag: str = "", user: str = "", si
     configs = _configs(context)
     made = publish.push(configs, registry=registry or None, tag=tag or None, user=user or None, sign=sign)
     images = made.images if isinstance(made, PushedIndex) else (made,)
-    rows = [
-        progress.Row(
-            str(done.reference),
-            done.size,
-            done.digest,
-            done.seconds,
-            f"{done.sent} of {done.layers} layers sent{', signed' if sign else ''}",
-        )
-        for done in images
-    ]
+    rows = []
+    for done in images:
+        note = f"{done.sent} of {done.layers} layers sent{', signed' if sign else ''}"
+        rows.append(progress.Row(str(done.reference), done.size, done.digest, done.seconds, note))
     if isinstance(made, PushedIndex):
         note = f"index of {len(images)} images"
         rows.append(progress.Row(str(made.reference), made.size, made.digest, made.seconds, note))
@@ -763,9 +757,9 @@ _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name !
 @_target_task(help=_ARTEFACTS_HELP)
 def push_artefacts(context: Context, registry: str = "", user: str = "") -> None:
     """Push the wheels in the artefact cache, so that a team builds each wheel only once."""
-    from flow import share_artefacts as share
+    from wheels import artefacts
 
-    done = share.push_artefacts(_config(context), registry=registry or None, user=user or None)
+    done = artefacts.push(_config(context), registry=registry or None, user=user or None)
     progress.summary("pushed", [item.row for item in done])
 
 
@@ -870,8 +864,10 @@ def build_cuda_wheel(
         print(plan_table(cuda_job.plan(config, architecture)))
         return
     cuda_checks.require_checkable(architecture, check=check, torch=torch)
-    wheel = cuda_job.build_wheel(config, architecture)
-    progress.summary(f"built with {wheel.toolkit}", wheel.rows)
+    made = cuda_job.build_wheel(config, architecture)
+    wheel = made.artefact(".whl")
+    row = progress.row_of(wheel.path.name, wheel, made.seconds, made.facts["contents"])
+    progress.summary(f"built with {made.facts['toolkit']}", [row])
     for version in [*([""] if check else []), *torch]:
         print(cuda_checks.check(config, wheel.path, torch=version).summary())
 
@@ -902,40 +898,5 @@ def cuda_timing(
     print(f"{done.text}\nfiles: {done.folder}")
 
 
-namespace = Collection(
-    build_image,
-    build_torch,
-    build_tvm_ffi,
-    sign,
-    verify,
-    diff,
-    upstream_tests,
-    export_nfsroot,
-    serve_nfsroot,
-    netboot,
-    share_internet,
-    sd_image,
-    write_card,
-    deploy,
-    run_on_pi,
-    lab,
-    profile_remote,
-    push,
-    pull,
-    mirror,
-    registry,
-    shell,
-    doctor,
-    down,
-    completion,
-    bench,
-    run_tests,
-    push_artefacts,
-    pull_artefacts,
-    build_wheel,
-    audit_wheel,
-    serve_the_wheels,
-    build_cuda_wheel,
-    cuda_timing,
-)
+namespace = Collection(*(item for item in globals().values() if isinstance(item, Task)))
 namespace.configure(defaults(os.environ))

@@ -23,8 +23,8 @@ from benchmarks.measure import Figure, Goal, Result, median_of, ratio, timed
 from benchmarks.workspace import Workspace
 from engine.connect import connect
 from engine.containers import run_in
+from flow.compilers import native_compiler
 from flow.context import Context
-from flow.native_compiler import native_compiler
 from flow.steps import qpu_ops
 from images.build_tools import together
 from images.native import Mounts

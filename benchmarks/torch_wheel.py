@@ -18,8 +18,8 @@ from benchmarks.workspace import Workspace
 from engine.connect import connect
 from engine.containers import run_in
 from flow import torch_job
+from flow.compilers import native_compiler
 from flow.context import Context
-from flow.native_compiler import native_compiler
 from recipes.torch import build as building
 from toolchain import progress
 from toolchain.architecture import host_architecture

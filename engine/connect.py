@@ -110,6 +110,14 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
         raise unavailable(selection, fault) from fault
 
 
+def image_id(client: docker.DockerClient, reference: str) -> str:
+    """Return the ID of an image, or an empty string if the engine does not have the image."""
+    try:
+        return str(client.images.get(reference).id)
+    except (docker.errors.ImageNotFound, docker.errors.NullResource):
+        return ""
+
+
 def unavailable(selection: Selection, fault: BaseException | None = None) -> EngineUnavailable:
     """Return the error for an engine that does not respond."""
     address = selection.host or DEFAULT_HOST

@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import docker.errors
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine.connect import connect
+from engine.connect import connect, image_id
 from engine.containers import run_in
 from engine.start import ensure_running
-from flow import cpu_tools
+from flow import extracted_tools
 from images.flavour import load_suite
 from toolchain import files, progress
 from toolchain.architecture import host_architecture
@@ -176,7 +175,7 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
 
     ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU;
     PlatformMismatch for a wheel that is not for the target; SourceUnavailable, NetworkUnreachable or WheelUnusable; or
-    the same exceptions as ``flow.cpu_tools.ready``.
+    the same exceptions as ``flow.extracted_tools.cpu_tools``.
     """
     wanted_cpu = cpu_gate.load_cpu(cpu)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture=wanted_cpu.architecture))
@@ -187,7 +186,7 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
         wheel = _wheel(config, text, folder, scratch, log)
         wheels.audit(wheel, target)
         reason = _no_probe(config)
-        disassembler = Disassembler(cpu_tools.ready(config))
+        disassembler = Disassembler(extracted_tools.cpu_tools(config))
         with progress.step(f"examine the instructions of {wheel.name}"):
             static = cpu_gate.examine(wheel, wanted_cpu, disassembler)
         if reason:
@@ -235,9 +234,7 @@ def _no_probe(config: Config) -> str:
     ensure_running(config)
     reference = config.image_reference("rootfs")
     with contextlib.closing(connect()) as client:
-        try:
-            client.images.get(reference)
-        except docker.errors.ImageNotFound:
+        if not image_id(client, reference):
             option = f"--architecture={config.image.architecture}"
             return f"there is no image {reference}; ./inv build-image --only=rootfs {option} builds it"
     return ""

@@ -7,12 +7,9 @@ import dataclasses
 from pathlib import Path
 
 from engine.connect import connect
-from flow import main_job, pipelines
-from flow.build_lock import build_lock
+from flow import extracted_tools, main_job, pipelines
+from flow.compilers import native_compiler
 from flow.context import Context
-from flow.native_compiler import native_compiler
-from flow.steps import extracted_tools
-from flow.steps import rust as rust_step
 from images import build_tools, rust
 from images.recorded_sources import sources_of
 from toolchain import files, progress
@@ -55,10 +52,7 @@ def build_wheel(config: Config, text: str, *, folder: Path, options: Options | N
 def _with_rust(context: Context, container: build.BuildContainer) -> build.BuildContainer:
     """Return the container with this PC's Cargo settings and the native Rust toolchain, extracted on first use."""
     settings = cargo_settings.of_this_pc()
-    with build_lock(context.root):
-        pipeline = pipelines.rust_job(context)
-        pipeline.execute(pipeline.plan())
-    folder = extracted_tools.folder(context, rust_step.NAME)
+    folder = extracted_tools.rust_toolchain(context)
     mounts = build_tools.together(rust.rust_mounts(folder, context.target, context.suite), settings)
     return dataclasses.replace(container, mounts=build_tools.together(container.mounts, mounts))
 

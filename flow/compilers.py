@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flow.context import Context
+from images import native
 from images.flavour import target_flavour
 from toolchain import progress
 
@@ -27,6 +28,16 @@ def is_extension_cross_compiled(context: Context) -> bool:
 def library_image(context: Context) -> str:
     """Return the role of the image that compiles libqpu; the role does not depend on ``build.native_compiler``."""
     return "dev" if emulated_compiler_reason(context) else "builder"
+
+
+def native_compiler(context: Context) -> native.Mounts:
+    """Return the mounts that provide the native cross compiler in containers of the development image.
+
+    If the native compiler is disabled or cannot be used, there are no mounts.
+    """
+    if not is_extension_cross_compiled(context):
+        return native.Mounts()
+    return native.compiler_mounts(context.tools, context.farm, context.target, context.suite)
 
 
 def newer_code_warning(context: Context, wheel: str) -> tuple[str, ...]:

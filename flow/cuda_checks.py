@@ -18,7 +18,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from flow import native_environment as native
-from flow import native_job
+from flow.steps import native_python
 from toolchain import files, process, progress
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
@@ -118,7 +118,7 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
         made = scratch / "made"
         process.run(
             [
-                native_job.ready_python(config),
+                native_python.ready(config),
                 "-m",
                 "pip",
                 "--disable-pip-version-check",

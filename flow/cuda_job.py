@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from pathlib import Path
 
 from engine.start import ensure_running
-from flow import native_job, pipelines
+from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
-from toolchain import progress
+from flow.steps import native_python
 from toolchain.architecture import ARCHITECTURES, Architecture
 from toolchain.config import Config
 from toolchain.errors import PlatformMismatch
+from toolchain.manifest import Manifest
 from toolchain.steps import Decision
 
 TARGETS = ("amd64", "arm64")
 """The architectures for which a wheel can be built: PCs, and boards with an NVIDIA GPU."""
 SUITE = "bookworm"
 """The older suite, regardless of the configuration: libraries linked on it also run on newer systems."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wheel:
-    """The result of a build."""
-
-    path: Path
-    contents: str
-    toolkit: str
-    rows: tuple[progress.Row, ...]
 
 
 def context_of(config: Config) -> Context:
@@ -44,17 +33,14 @@ def plan(config: Config, architecture: str = "amd64") -> list[Decision]:
         return pipelines.cuda_job(context, target_of(architecture)).plan()
 
 
-def build_wheel(config: Config, architecture: str = "amd64") -> Wheel:
-    """Bring the wheel for an architecture up to date. Raises the failed step's UserError."""
+def build_wheel(config: Config, architecture: str = "amd64") -> Manifest:
+    """Bring the wheel for an architecture up to date; return its manifest. Raises the failed step's UserError."""
     target = target_of(architecture)
     ensure_running(config)
-    native_job.ready_python(config)
+    native_python.ready(config)
     with context_of(config) as context, build_lock(context.root):
         pipeline = pipelines.cuda_job(context, target)
-        made = pipeline.execute(pipeline.plan())[-1]
-    wheel = made.artefact(".whl")
-    row = progress.row_of(wheel.path.name, wheel, made.seconds, made.facts["contents"])
-    return Wheel(path=wheel.path, contents=made.facts["contents"], toolkit=made.facts["toolkit"], rows=(row,))
+        return pipeline.execute(pipeline.plan())[-1]
 
 
 def target_of(architecture: str) -> Architecture:

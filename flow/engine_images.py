@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import docker.errors
-
-from engine.connect import ENGINE_ERRORS
+from engine.connect import ENGINE_ERRORS, image_id
 from flow.context import Context
 from images import archive
 from toolchain.architecture import Architecture
@@ -32,11 +30,11 @@ def image_missing(context: Context, role: str) -> Callable[[Manifest], str]:
 
     def probe(made: Manifest) -> str:
         try:
-            found = context.client.images.get(context.config.image_reference(role)).id
-        except (docker.errors.ImageNotFound, docker.errors.NullResource):
-            return "the engine no longer has its image"
+            found = image_id(context.client, context.config.image_reference(role))
         except (EngineUnavailable, *ENGINE_ERRORS):
             return NO_ENGINE
+        if not found:
+            return "the engine no longer has its image"
         return "" if found == made.facts["image"] else "the engine has a different image with this name"
 
     return probe

@@ -11,9 +11,9 @@ from pathlib import Path
 from engine.start import ensure_running
 from flow import pipelines, shell, torch_job
 from flow.build_lock import build_lock
+from flow.compilers import native_compiler as compiler_mounts
 from flow.context import Context
 from flow.engine_images import NO_ENGINE
-from flow.native_compiler import native_compiler as compiler_mounts
 from images import native
 from toolchain import progress
 from toolchain.config import Config

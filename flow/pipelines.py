@@ -13,20 +13,11 @@
     mirror ── torch-builder ──┬── torch-wheel
           └── torch-source ───┘
 
-    mirror ── cpu-tools
-
-    mirror ── card-tools
-
     mirror ── card-firmware
-
-    mirror ── rust
 
     mirror ── tvm-ffi-builder ── tvm-ffi-wheel
 
     mirror ── cuda-builder ── cuda-wheel
-
-    native-python ──┬── native-qpu-ops ──┬── native-suite
-    native-libqpu ──┘                    └── native-breadth
 
 Shells require the development root. The extension is built in the development root if the native compiler is
 disabled or if only the target's compiler generates the right code; otherwise, it is built in the builder image. If only
@@ -37,7 +28,6 @@ The steps' manifests and products are in the target's folder.
 
 from __future__ import annotations
 
-from flow import native_environment
 from flow.compilers import is_extension_cross_compiled
 from flow.context import Context
 from flow.steps import (
@@ -46,30 +36,21 @@ from flow.steps import (
     builder,
     card_firmware,
     companions,
-    cuda_builder,
     cuda_wheel,
     dev,
-    extracted_tools,
     libqpu,
     mirror,
-    native_breadth,
-    native_libqpu,
-    native_python,
-    native_qpu_ops,
-    native_suite,
+    native_builder,
     qpu_ops,
     rootfs,
-    rust,
     sbom,
     system,
     tools,
     torch,
-    torch_builder,
     torch_site,
     torch_source,
     torch_wheel,
     tvm_ffi,
-    tvm_ffi_builder,
     tvm_ffi_wheel,
     tvm_server,
     workbench,
@@ -98,7 +79,8 @@ def main_job(context: Context, *, with_workbench: bool = False) -> Pipeline:
 
 def torch_job(context: Context, *, again: bool = False) -> Pipeline:
     """Return the steps that build a torch wheel. With ``again``, a wheel in the artefact cache is ignored."""
-    before = (mirror.step(context), torch_builder.step(context), torch_source.step(context))
+    builder_step = native_builder.step(context, "torch-builder", "torch's builder image")
+    before = (mirror.step(context), builder_step, torch_source.step(context))
     return Pipeline(context.root, (*before, torch_wheel.step(context, again=again)))
 
 
@@ -108,39 +90,18 @@ def cpu_job(context: Context) -> Pipeline:
     return Pipeline(context.root, [module.step(context) for module in modules])
 
 
-def cpu_tools_job(context: Context) -> Pipeline:
-    """Return the step that extracts the tools for ``audit-wheel`` and for the benchmark ``cpu``."""
-    programs = extracted_tools.step(context, "cpu-tools", "emulator with plugins and LLVM")
-    return Pipeline(context.root, [mirror.step(context), programs])
-
-
-def card_job(context: Context) -> Pipeline:
-    """Return the step that extracts the tools for making a card image."""
-    programs = extracted_tools.step(context, "card-tools", "tools for card images")
-    return Pipeline(context.root, [mirror.step(context), programs])
-
-
 def firmware_job(context: Context, name: str) -> Pipeline:
     """Return the step that fetches firmware for boards; ``name`` is a key of ``card_firmware.PARTS``."""
     return Pipeline(context.root, [mirror.step(context), card_firmware.step(context, name)])
 
 
-def rust_job(context: Context) -> Pipeline:
-    """Return the step that extracts the Rust toolchain for ``build-wheel``."""
-    return Pipeline(context.root, [mirror.step(context), rust.step(context)])
-
-
 def tvm_ffi_job(context: Context) -> Pipeline:
     """Return the steps that build TVM FFI's wheel. Raises PlatformMismatch or RecipeInvalid."""
-    return Pipeline(context.root, [module.step(context) for module in (mirror, tvm_ffi_builder, tvm_ffi_wheel)])
+    builder_step = native_builder.step(context, "tvm-ffi-builder", "builder image of TVM's FFI")
+    return Pipeline(context.root, (mirror.step(context), builder_step, tvm_ffi_wheel.step(context)))
 
 
 def cuda_job(context: Context, target: Architecture) -> Pipeline:
     """Return the steps that build the wheel with CUDA operators for an architecture."""
-    return Pipeline(context.root, (mirror.step(context), cuda_builder.step(context), cuda_wheel.step(context, target)))
-
-
-def native_checks(context: Context) -> Pipeline:
-    """Return the steps that build and test the extension on this machine, without any ARM code."""
-    modules = (native_python, native_libqpu, native_qpu_ops, native_suite, native_breadth)
-    return Pipeline(native_environment.folder_of(context.config), [module.step(context) for module in modules])
+    builder_step = native_builder.step(context, "cuda-builder", "CUDA builder image", with_target=False)
+    return Pipeline(context.root, (mirror.step(context), builder_step, cuda_wheel.step(context, target)))

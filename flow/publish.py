@@ -15,10 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import docker.errors
 from securesystemslib.signer import CryptoSigner
 
-from engine.connect import connect
+from engine.connect import connect, image_id
 from images import sbom
 from recipes.torch import provenance
 from registry import attestations, client, distribution, oras, reference, signing
@@ -358,10 +357,7 @@ def statements(config: Config) -> dict[str, Mapping[str, Any]]:
 
 def _image_id(config: Config) -> str:
     with contextlib.closing(connect()) as engine:
-        try:
-            return str(engine.images.get(config.image_reference("system")).id)
-        except docker.errors.ImageNotFound:
-            return ""
+        return image_id(engine, config.image_reference("system"))
 
 
 def _provenance_of_product(path: Path) -> dict[str, Any] | None:

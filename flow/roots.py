@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flow.context import Context
-from flow.sources import sources
-from images import apt, rootfs
+from images import apt, probe, rootfs
 from images.flavour import packages_for, packages_not_in, target_flavour
 from images.recorded_sources import sources_of
 from toolchain import files
@@ -86,8 +85,8 @@ def target_packages(context: Context) -> dict[str, str]:
 def unverified_pockets(context: Context, mirror: Manifest) -> list[str]:
     """Return the pockets that may contain packages for the target but whose index could not be verified."""
     verified = {(item.uri, item.pocket.suite) for item in sources_of(mirror)}
-    names = (context.target.debian,)
-    wanted = apt.for_root(sources(context), context.image, names, common_packages(context))
+    configured = apt.sources_for(context.config, context.keyrings)
+    wanted = apt.for_root(configured, context.image, (context.target.debian,), common_packages(context))
     return sorted({item.pocket.suite for item in wanted if (item.uri, item.pocket.suite) not in verified})
 
 
@@ -108,3 +107,13 @@ def overlay_inputs(folders: Sequence[Path]) -> dict[str, str]:
 def mmdebstrap_inputs(context: Context) -> dict[str, str]:
     """Return the inputs of every step that runs mmdebstrap."""
     return {"epoch": str(context.epoch), "mmdebstrap": rootfs.program_fingerprint()}
+
+
+def require_execution(context: Context) -> None:
+    """Execute a small program that is built for the target. Raises UserError if the program does not run."""
+    if context.target != context.native and context.target.debian in probe.PROGRAMS:
+        with files.scratch_folder(context.root / "work", "probe") as scratch:
+            program = scratch / "probe"
+            program.write_bytes(probe.PROGRAMS[context.target.debian]())
+            program.chmod(0o755)
+            rootfs.require_execution(context.target, program)

@@ -107,7 +107,7 @@ class Offer:
         return [item.path for item in wheels.candidates(wheelhouses(self._config), "torch", tags)[0]]
 
 
-def serve_wheels(config: Config, *, address: str | None = None, port: int | None = None) -> None:
+def serve_wheels(config: Config, *, address: str | None = None) -> None:
     """Print the commands for the board, and serve the wheels until Ctrl-C, SIGTERM or SIGHUP.
 
     Raises ArtefactMissing if there is no wheel, and the same exceptions as ``running_index``.
@@ -126,7 +126,7 @@ def serve_wheels(config: Config, *, address: str | None = None, port: int | None
     address = address or config.wheels.address or server_address(config)
     with (
         process.stopped_by_signals(stop),
-        running_index(offer, address=address, port=config.wheels.port if port is None else port) as url,
+        running_index(offer, address=address, port=config.wheels.port) as url,
     ):
         for line in (*instructions(url, names), *offer.notes()):
             progress.say(line)

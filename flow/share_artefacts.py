@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import contextlib
 
-import docker.errors
-
-from engine.connect import connect
+from engine.connect import connect, image_id
 from recipes.companions import build as companions
 from recipes.companions import locate
 from recipes.torch import build as torch_build
 from recipes.torch import provenance, resolve
-from recipes.tvm_ffi import build as tvm_ffi_build
 from recipes.tvm_ffi import locate as tvm_ffi
 from toolchain import progress
 from toolchain.config import Config
@@ -30,8 +27,11 @@ _WITHOUT_PROVENANCE = (tvm_ffi.NAME, companions.NAME)
 """Recipes that do not write a provenance statement."""
 
 
-def wanted(config: Config) -> list[tuple[str, str]]:
-    """Return the names and keys of the artefacts for this configuration. Raises RecipeInvalid if there are none."""
+def wanted(config: Config) -> list[tuple[str, str, bool]]:
+    """Return each artefact's name and key for this configuration, and whether the artefact is required.
+
+    Optional artefacts may be missing from the registry. Raises RecipeInvalid if no recipe builds torch.
+    """
     key = resolve.key(config)
     if not key:
         raise RecipeInvalid(
@@ -40,20 +40,12 @@ def wanted(config: Config) -> list[tuple[str, str]]:
             found=f"{config.image.label}, variant {config.torch.variant}, source {config.torch.source}",
             fix="run ./inv build-torch --plan to see the reason",
         )
-    ffi = tvm_ffi.key(config) if config.remote.ffi_in_image else ""
-    return [("torch", key), *([(tvm_ffi.NAME, ffi)] if ffi else [])]
-
-
-def optional(config: Config) -> list[tuple[str, str]]:
-    """Return the names and keys of optional artefacts, which may be missing from the registry."""
-    ffi = "" if config.remote.ffi_in_image else tvm_ffi.key(config)
-    keys = {tvm_ffi.NAME: ffi, companions.NAME: locate.key(config)}
-    return [(name, key) for name, key in keys.items() if key]
-
-
-def push_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
-    """Push the whole artefact cache. Raises the same exceptions as ``artefacts.push``."""
-    return artefacts.push(config, registry=registry, user=user)
+    found = [
+        ("torch", key, True),
+        (tvm_ffi.NAME, tvm_ffi.key(config), config.remote.ffi_in_image),
+        (companions.NAME, locate.key(config), False),
+    ]
+    return [item for item in found if item[1]]
 
 
 def pull_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
@@ -61,10 +53,13 @@ def pull_artefacts(config: Config, *, registry: str | None = None, user: str | N
 
     Raises the same exceptions as ``artefacts.pull``.
     """
-    pulled = [_pull(config, name, key, registry=registry, user=user) for name, key in wanted(config)]
-    for name, key in optional(config):
-        with contextlib.suppress(ReferenceNotFound):
+    pulled = []
+    for name, key, is_required in wanted(config):
+        try:
             pulled.append(_pull(config, name, key, registry=registry, user=user))
+        except ReferenceNotFound:
+            if is_required:
+                raise
     return pulled
 
 
@@ -78,10 +73,8 @@ def artefact_key(config: Config, name: str, key: str) -> str:
     if made is None:
         return ""
     try:
-        if name == tvm_ffi.NAME:
-            return tvm_ffi_build.artefact_key(key, made.artefact(".tar").sha256)
-        if name == companions.NAME:
-            return companions.artefact_key(key, made.artefact(".tar").sha256)
+        if name in _WITHOUT_PROVENANCE:
+            return artefacts.key_of(key, made.artefact(".tar").sha256)
         return provenance.artefact_key(key, _versions(config, made))
     except UserError as fault:
         progress.warn(f"{fault.summary}: {name} is requested by its recipe key only")
@@ -95,11 +88,7 @@ def _versions(config: Config, made: Manifest) -> dict[str, str]:
     """
     reference = config.image_reference(made.step)
     with contextlib.closing(connect()) as client:
-        try:
-            found = client.images.get(reference).id
-        except (docker.errors.ImageNotFound, docker.errors.NullResource):
-            found = None
-        if found != made.facts["image"]:
+        if image_id(client, reference) != made.facts["image"]:
             raise ArtefactMissing(f"the engine no longer has the image {made.step}")
         return torch_build.versions_in(client, reference, config.image.target)
 

@@ -41,11 +41,10 @@ class Done:
     @property
     def rows(self) -> list[progress.Row]:
         """Return the rows of the final table."""
+        made, notes = self.wheel, {".whl": _note(self.wheel)}
         return [
-            progress.row_of(made.path.name, made, item.seconds, _note(item) if made.path.suffix == ".whl" else "")
-            for item in self.manifests
-            if item.step in ("torch-source", _WHEEL)
-            for made in item.artefacts
+            progress.row_of(item.path.name, item, made.seconds, notes.get(item.path.suffix, ""))
+            for item in made.artefacts
         ]
 
     def import_check(self, architecture: str) -> str:

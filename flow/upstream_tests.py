@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import fnmatch
 import json
 import math
@@ -33,17 +34,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import docker
-
 from engine.containers import run_in
 from engine.start import ensure_running
 from flow import pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
-from images.recorded_sources import sources_of
-from recipes import recipe
+from flow.steps import torch_wheel
 from recipes.recipe import HERE
-from recipes.torch import source as sources
 from toolchain import files, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, ChecksFailed, CommandFailed, CommandTimedOut
@@ -123,35 +120,8 @@ class Result:
     """Why the file was not completed; empty if it was completed."""
     seconds: float
     left_out: Mapping[str, str] = field(default_factory=dict)
-    unmet: Sequence[str] = ()
+    unmet: Sequence[str] = field(default_factory=list)
     """Patterns in ``upstream.toml`` that match no test in this file."""
-
-    @classmethod
-    def parse(cls, record: Mapping[str, Any]) -> Result:
-        """Return the result that ``record`` describes. Raises KeyError or TypeError for an invalid record."""
-        return cls(
-            record["file"],
-            {kind: int(record[kind.replace(" ", "_")]) for kind in _KINDS},
-            record["failures"],
-            record["explanations"],
-            record["ended"],
-            float(record["seconds"]),
-            record["omissions"],
-            record["unmet"],
-        )
-
-    def record(self) -> dict[str, Any]:
-        """Return the result as JSON."""
-        return {
-            "file": self.file,
-            **{kind.replace(" ", "_"): self.counts.get(kind, 0) for kind in _KINDS},
-            "ended": self.ended,
-            "seconds": round(self.seconds, 1),
-            "failures": dict(self.failures),
-            "explanations": dict(self.explained),
-            "omissions": dict(self.left_out),
-            "unmet": list(self.unmet),
-        }
 
 
 @dataclass(frozen=True)
@@ -211,7 +181,7 @@ class Report:
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             document = json.loads(path.read_text())
             if document["torch"] == report.torch:
-                report.results = {item["file"]: Result.parse(item) for item in document["files"]}
+                report.results = {item["file"]: Result(**item) for item in document["files"]}
         return report
 
     def is_final(self, item: Part, reasons: Reasons) -> bool:
@@ -230,7 +200,7 @@ class Report:
     def add(self, result: Result) -> None:
         """Add a result, and write the report."""
         self.results[result.file] = result
-        items = [self.results[name].record() for name in sorted(self.results)]
+        items = [dataclasses.asdict(self.results[name]) for name in sorted(self.results)]
         document = {"torch": self.torch, "emulated": self.is_emulated, "files": items}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         files.write_text_atomically(self.path, json.dumps(document, indent=2) + "\n")
@@ -318,20 +288,12 @@ def unpack(archive: Path, place: Path) -> None:
 
 def _unpacked(context: Context) -> Path:
     """Return the folder with upstream's tests from the source that the recipe pins."""
-    folder = context.config.build_root / "sources"
     pipeline = pipelines.torch_job(context)
-    (mirror,) = pipeline.execute(pipeline.plan(only=("mirror",)))
-    source = sources.obtain(
-        recipe.load("torch"),
-        context.suite,
-        context.config.torch.source,
-        sources_of(mirror),
-        folder,
-        context.log("torch-source"),
-    )
+    *_, made = pipeline.execute(pipeline.plan(only=("torch-source",)))
+    source = torch_wheel.source_of(context, made)
     if source.kind == "git":
         return source.folder / "test"
-    place = folder / f"{source.folder.name}-tests"
+    place = source.folder.with_name(f"{source.folder.name}-tests")
     if not place.is_dir():
         (archive,) = source.folder.glob("*.orig.tar.*")
         unpack(archive, place)
@@ -348,15 +310,56 @@ def _run_all(
     limit_s: float,
     on_result: Callable[[Result], None],
 ) -> None:
+    """Run the files and parts in ``wanted``, several at a time, and pass each result to ``on_result``."""
     client, done = context.client, 0
+
+    def run(item: Part) -> Result:
+        stem = str(item).replace("/", "--").replace(" ", "-")
+        log, collected = out / f"{stem}.jsonl", out / f"{stem}.collected.json"
+        pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+        # Test names are relative to the folder, including those in subfolders.
+        options = [f"--rootdir={_MOUNTED}", f"--report-log=/out/{log.name}"]
+        plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}", f"--part={item.part}/{item.parts}"]
+        plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == item.file]
+        began, signal_at, hung = time.monotonic(), time.time() + limit_s, False
+        try:
+            run_in(
+                client,
+                context.config.image_reference("system"),
+                # timeout(1) runs inside the container, so that pytest can write its report when the limit is reached.
+                [
+                    *("timeout", "--signal=INT", "--kill-after=60", str(int(limit_s))),
+                    *(*pytest, *options, *plugin, item.file),
+                ],
+                architecture=context.target,
+                binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
+                environment={
+                    "PYTHONPATH": "/packages",
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "OMP_NUM_THREADS": "1",
+                    "CI": "",
+                    # Upstream's tests run once per available device. The device of torch_qpu is not part of the wheel.
+                    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+                    # The recipe does not build the lazy backend, so the set-up of its tests would fail.
+                    "PYTORCH_TESTING_DEVICE_EXCEPT_FOR": "lazy",
+                },
+                workdir=_MOUNTED,
+                limit_s=limit_s + _GRACE_S,
+                log=context.log("upstream"),
+                check=False,
+            )
+        except CommandTimedOut:
+            hung = True
+        lines = log.read_text().splitlines() if log.is_file() else []
+        tests = Collected(**json.loads(collected.read_text())) if collected.is_file() else None
+        seconds = time.monotonic() - began
+        return tally(item, lines, reasons, tests, seconds=seconds, limit_s=limit_s, signal_at=signal_at, hung=hung)
+
     with (
         progress.bar("upstream's tests: files", total=len(wanted)) as bar,
         concurrent.futures.ThreadPoolExecutor(compile_jobs(context.config.build)) as pool,
     ):
-        waiting = {
-            pool.submit(_run_one, client, context, folder, packages, out, item, reasons, limit_s): item
-            for item in wanted
-        }
+        waiting = {pool.submit(run, item): item for item in wanted}
         try:
             for future in concurrent.futures.as_completed(waiting):
                 on_result(future.result())
@@ -366,58 +369,6 @@ def _run_all(
             pool.shutdown(wait=False, cancel_futures=True)
             process.interrupt_all()  # otherwise the pool would wait for the files that are running
             raise
-
-
-def _run_one(
-    client: docker.DockerClient,
-    context: Context,
-    folder: Path,
-    packages: Path,
-    out: Path,
-    item: Part,
-    reasons: Reasons,
-    limit_s: float,
-) -> Result:
-    stem = str(item).replace("/", "--").replace(" ", "-")
-    log, collected = out / f"{stem}.jsonl", out / f"{stem}.collected.json"
-    pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    # Test names are relative to the folder, including those in subfolders.
-    options = [f"--rootdir={_MOUNTED}", f"--report-log=/out/{log.name}"]
-    plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}", f"--part={item.part}/{item.parts}"]
-    plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == item.file]
-    began, signal_at, hung = time.monotonic(), time.time() + limit_s, False
-    try:
-        run_in(
-            client,
-            context.config.image_reference("system"),
-            # timeout(1) runs inside the container, so that pytest can write its report when the limit is reached.
-            [
-                *("timeout", "--signal=INT", "--kill-after=60", str(int(limit_s))),
-                *(*pytest, *options, *plugin, item.file),
-            ],
-            architecture=context.target,
-            binds=[f"{folder}:{_MOUNTED}:ro", f"{packages}:/packages:ro", f"{out}:/out:rw"],
-            environment={
-                "PYTHONPATH": "/packages",
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "OMP_NUM_THREADS": "1",
-                "CI": "",
-                # Upstream's tests run once per available device. The device of torch_qpu is not part of the wheel.
-                "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-                # The recipe does not build the lazy backend, so the set-up of its tests would fail.
-                "PYTORCH_TESTING_DEVICE_EXCEPT_FOR": "lazy",
-            },
-            workdir=_MOUNTED,
-            limit_s=limit_s + _GRACE_S,
-            log=context.log("upstream"),
-            check=False,
-        )
-    except CommandTimedOut:
-        hung = True
-    lines = log.read_text().splitlines() if log.is_file() else []
-    tests = Collected(**json.loads(collected.read_text())) if collected.is_file() else None
-    seconds = time.monotonic() - began
-    return tally(item, lines, reasons, tests, seconds=seconds, limit_s=limit_s, signal_at=signal_at, hung=hung)
 
 
 def tally(
@@ -487,7 +438,7 @@ def tally(
         ended += f": {len(to_run & torn_down)} of {len(to_run)} tests ran"
     return Result(
         str(item),
-        counts,
+        dict(counts),
         {test: messages.get(test, "") for test, reason in reason_of.items() if not reason},
         {test: reason for test, reason in reason_of.items() if reason},
         ended,

@@ -3,7 +3,7 @@
 The image has an MBR partition table, a FAT partition with the files that a board's firmware reads, and an ext4 root.
 All identifiers are derived from the hash of the image's tree, and all times from ``image.source_date_epoch``. mke2fs
 makes the root from a tarball; genimage and mtools make the boot partition and the partition table. These programs are
-extracted from packages (flow.pipelines.card_job), so the image does not depend on the versions of the host's programs.
+extracted from packages (flow.extracted_tools), so the image does not depend on the versions of the host's programs.
 
 Root privileges are not required. If an ordinary user runs the task, the part that sets the files' owners runs under
 fakeroot (toolchain.fake_root), and the resulting image is identical.
@@ -29,10 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.connect import connect
-from flow import firmware, pipelines, publish
-from flow.build_lock import build_lock
+from flow import extracted_tools, firmware, publish
 from flow.context import Context, for_all_targets
-from flow.steps import extracted_tools
 from images import sbom
 from nfsroot import unpack
 from nfsroot.audit import ON_EVERY_MEDIUM, Settings, audit
@@ -172,10 +170,9 @@ def _usual_umask() -> Iterator[None]:
 
 def ready_tools(config: Config) -> Tools:
     """Extract the programs if necessary, and return them. Raises the failed step's UserError."""
-    with Context(for_all_targets(config, TOOLS_SUITE)) as context, build_lock(context.root):
-        pipeline = pipelines.card_job(context)
-        pipeline.execute(pipeline.plan())
-        return Tools(extracted_tools.folder(context, "card-tools"), config.image.source_date_epoch)
+    with Context(for_all_targets(config, TOOLS_SUITE)) as context:
+        folder = extracted_tools.ready(context, "card-tools", "tools for card images")
+    return Tools(folder, config.image.source_date_epoch)
 
 
 def _make(

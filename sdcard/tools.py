@@ -1,4 +1,4 @@
-"""Run the extracted programs that make card images (flow.pipelines.card_job), with their own loader and libraries."""
+"""Run the extracted programs that make card images (flow.extracted_tools), with their own loader and libraries."""
 
 from __future__ import annotations
 

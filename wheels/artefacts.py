@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -227,6 +228,11 @@ def entries(config: Config) -> Iterator[Entry]:
             found = entry(config, place.parent.name, place.name)
             if found is not None:
                 yield found
+
+
+def key_of(*parts: str) -> str:
+    """Return the SHA-256 of the texts that determine an artefact."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def push(config: Config, *, registry: str | None = None, user: str | None = None, name: str = "") -> list[Shared]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.cpu import counts, emulation, model
 from benchmarks.measure import Figure, Goal, Result, text_of, titled_table
 from benchmarks.workspace import Workspace
-from flow import cpu_tools, pipelines
+from flow import extracted_tools, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
 from toolchain import files, process, progress
@@ -78,7 +78,7 @@ def measure(workspace: Workspace) -> Result:
             fix="pass the path of an existing wheel to --against",
         )
     require_root("to unpack the root filesystem and the tools", "./inv bench --name=cpu")
-    tools = cpu_tools.ready(config)
+    tools = extracted_tools.cpu_tools(config)
     with build_lock(config.target_root), Context(config) as context:
         pipeline = pipelines.cpu_job(context)
         made = {item.step: item for item in pipeline.execute(pipeline.plan())}

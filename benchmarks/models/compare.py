@@ -12,7 +12,7 @@ from benchmarks.cpu import compare, counts, emulation
 from benchmarks.measure import Figure, Result, text_of, titled_table
 from benchmarks.workspace import Workspace
 from device.remote import eager, models, targets
-from flow import cpu_tools, pipelines
+from flow import extracted_tools, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
 from toolchain import files, progress
@@ -49,7 +49,7 @@ def measure(workspace: Workspace) -> Result:
     require_root("to unpack the root filesystem and the tools", "./inv bench --name=models")
     config = workspace.user
     target = targets.load(_TARGETS[config.image.target.debian])
-    tools = cpu_tools.ready(config)
+    tools = extracted_tools.cpu_tools(config)
     log = workspace.results / "logs" / "models.log"
     with (
         build_lock(config.target_root),

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flow.context import Context
-from flow.sources import sources
 from images import apt
 from images.flavour import packages_for
 from toolchain import files, process
@@ -35,7 +34,7 @@ def step(context: Context, name: str) -> Step:
     (package,) = packages_for(name.replace("-", "_"), context.image)
     wanted = tuple(
         dataclasses.replace(item, components=(COMPONENT,), only=(), architectures=(context.native.debian,))
-        for item in sources(context)
+        for item in apt.sources_for(context.config, context.keyrings)
         if item.archive == "debian"
     )
 

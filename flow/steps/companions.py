@@ -45,7 +45,7 @@ def step(context: Context) -> Step:
                 return _left_out(f"{fault.summary} ({fault.found})", is_tried_again=True)
             seen = [build.examine(wheel, context.torch_site, context.target, context.suite) for wheel in made]
             if not finished:
-                artefact_key = build.artefact_key(key, needs["builder"].artefact(".tar").sha256)
+                artefact_key = artefacts.key_of(key, needs["builder"].artefact(".tar").sha256)
                 artefacts.put(context.config, data.name, artefact_key, made, recipe=key)
             placed = build.place(made, context.root / "wheels", data)
         for wheel in placed if finished else ():

@@ -9,7 +9,6 @@ from flow import roots
 from flow.compilers import emulated_compiler_reason
 from flow.context import Context
 from flow.engine_images import image_missing, load_root
-from flow.foreign_programs import require_execution
 from images import native, rootfs
 from images.flavour import packages_for
 from toolchain import progress
@@ -33,7 +32,7 @@ def step(context: Context) -> Step:
     overlays = roots.overlays(context)
 
     def action(needs: Mapping[str, Manifest]) -> Made:
-        require_execution(context)
+        roots.require_execution(context)
         spec = roots.root_spec(context, "dev", packages, needs["mirror"], (context.target,))
         tar = context.root / "dev.tar"
         spec = dataclasses.replace(spec, overlays=overlays, native_tools=context.tools)

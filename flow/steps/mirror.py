@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flow.context import Context
-from flow.sources import sources
 from images import apt
 from images.recorded_sources import record_of
 from toolchain import progress
@@ -15,7 +14,7 @@ from toolchain.steps import Made, Step
 
 def step(context: Context) -> Step:
     """Return the step that fetches and verifies the archives' keys and the package lists."""
-    wanted = sources(context)
+    wanted = apt.sources_for(context.config, context.keyrings)
 
     def missing(_: Manifest) -> str:
         if not all(item.keyring.is_file() for item in wanted if item.keyring.parent == context.keyrings):

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from pathlib import Path
 
 from flow import native_environment as native
 from flow.context import Context
 from toolchain import files, process
 from toolchain.config import Config
 from toolchain.errors import CommandFailed
-from toolchain.steps import Made, Step
+from toolchain.steps import Made, Pipeline, Step
+
+
+def ready(config: Config) -> Path:
+    """Create the environment unless it exists, and return its interpreter. Raises the step's UserError."""
+    folder = native.folder_of(config)
+    with files.locked(folder), Context(config) as context:
+        pipeline = Pipeline(folder, [step(context)])
+        pipeline.execute(pipeline.plan())
+    return native.python_of(config)
 
 
 def step(context: Context) -> Step:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flow.compilers import is_extension_cross_compiled
+from flow.compilers import is_extension_cross_compiled, native_compiler
 from flow.context import Context
-from flow.native_compiler import native_compiler
 from flow.staging import stage_wheels
 from recipes import recipe
 from recipes.qpu_ops import target as qpu_ops

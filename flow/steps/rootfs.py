@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from flow import roots
 from flow.context import Context
 from flow.engine_images import image_missing, load_root
-from flow.foreign_programs import require_execution
 from images import rootfs
 from toolchain.manifest import Manifest
 from toolchain.steps import Made, Step
@@ -20,7 +19,7 @@ def step(context: Context) -> Step:
     overlays = roots.overlays(context, *(name for name, wanted in parts.items() if wanted))
 
     def action(needs: Mapping[str, Manifest]) -> Made:
-        require_execution(context)
+        roots.require_execution(context)
         spec = dataclasses.replace(
             roots.target_spec(context, needs),
             overlays=overlays,

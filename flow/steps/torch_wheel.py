@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flow.context import Context
 from recipes import recipe
@@ -56,18 +57,11 @@ def step(context: Context, *, again: bool = False) -> Step:
             placed = place([built.wheel, built.symbols, statement], products)
         artefacts.put(context.config, plan.recipe.name, artefact_key, placed, recipe=key)
         remove_replaced_trees(builder)
-        return Made(
-            placed,
-            facts={
-                "key": key,
-                "wheel": built.wheel.name,
-                "elf files": seen.elf_files,
-                "newest symbols": dict(seen.newest),
-                "vendored": [item["name"] for item in built.vendored],
-                "ccache": {"hits": built.cache_hits, "calls": built.cache_calls},
-            },
-            warnings=seen.warnings,
-        )
+        more = {
+            "vendored": [item["name"] for item in built.vendored],
+            "ccache": {"hits": built.cache_hits, "calls": built.cache_calls},
+        }
+        return _made(placed, key, built.wheel, seen, more)
 
     return Step(
         name="torch-wheel",
@@ -119,17 +113,12 @@ def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
             shutil.copyfile(path, scratch / path.name)
         placed = place([scratch / path.name for path in cached], products)
     progress.say(f"    {wheel.name}: from the artefact cache")
-    return Made(
-        placed,
-        facts={
-            "key": key,
-            "wheel": wheel.name,
-            "elf files": seen.elf_files,
-            "newest symbols": dict(seen.newest),
-            "cache": cached[0].parent.name,
-        },
-        warnings=seen.warnings,
-    )
+    return _made(placed, key, wheel, seen, {"cache": wheel.parent.name})
+
+
+def _made(placed: tuple[Path, ...], key: str, wheel: Path, seen: audit.Examined, more: Mapping[str, Any]) -> Made:
+    facts = {"key": key, "wheel": wheel.name, "elf files": seen.elf_files, "newest symbols": dict(seen.newest)}
+    return Made(placed, facts={**facts, **more}, warnings=seen.warnings)
 
 
 def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:

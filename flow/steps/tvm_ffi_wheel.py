@@ -23,7 +23,7 @@ def step(context: Context) -> Step:
     key = locate.recipe_key(data, context.target, context.suite)
 
     def action(needs: Mapping[str, Manifest]) -> Made:
-        artefact_key = build.artefact_key(key, needs["tvm-ffi-builder"].artefact(".tar").sha256)
+        artefact_key = artefacts.key_of(key, needs["tvm-ffi-builder"].artefact(".tar").sha256)
         if cached := artefacts.get(context.config, data.name, artefact_key):
             (wheel,) = [path for path in cached if path.suffix == ".whl"]
             seen = build.examine(wheel, context.target, context.suite)

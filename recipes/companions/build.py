@@ -6,7 +6,6 @@ have to compile them. The folder is a copy of the wheels' entry in the artefact 
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,7 +42,7 @@ def unfit(version: str) -> str:
 
 def recipe_key(data: Recipe, target: Architecture, suite: Suite, torch: str) -> str:
     """Hash the torch wheel's SHA-256 and everything in this repository that determines the wheels."""
-    return hashlib.sha256("\n".join([data.fingerprint(), suite.name, target.debian, torch]).encode()).hexdigest()
+    return artefacts.key_of(data.fingerprint(), suite.name, target.debian, torch)
 
 
 def finished(config: Config, key: str) -> tuple[tuple[Path, ...], str]:
@@ -71,11 +70,6 @@ def published_for(config: Config, torch: str, *, fetch: bool = True) -> list[Pat
     for wheel in found:
         wheels.audit(wheel, config.image.target)
     return found
-
-
-def artefact_key(recipe: str, builder: str) -> str:
-    """Compute the key in the artefact cache from the recipe's key and the SHA-256 of the builder's root."""
-    return hashlib.sha256(f"{recipe}\n{builder}".encode()).hexdigest()
 
 
 def fetch(data: Recipe, source: apt.Source, folder: Path, log: Path) -> dict[str, Path]:

@@ -6,7 +6,6 @@ builds specify the target.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from pathlib import Path
 
@@ -106,11 +105,6 @@ def _environment(recipe: Recipe, config: Config, suite: Suite) -> dict[str, str]
         "CCACHE_COMPILERCHECK": "content",
         "LC_ALL": "C.UTF-8",
     }
-
-
-def artefact_key(recipe_key: str, builder: str) -> str:
-    """Compute the key in the artefact cache from the recipe's key and the SHA-256 of the builder's root."""
-    return hashlib.sha256(f"{recipe_key}\n{builder}".encode()).hexdigest()
 
 
 def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:

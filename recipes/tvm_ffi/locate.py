@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from images.flavour import Suite, load_suite
@@ -44,8 +43,7 @@ def require_target(data: Recipe, target: Architecture, suite: Suite) -> None:
 
 def recipe_key(data: Recipe, target: Architecture, suite: Suite) -> str:
     """Hash everything in this repository that determines the wheel."""
-    stated = [data.fingerprint(), suite.name, target.debian]
-    return hashlib.sha256("\n".join(stated).encode()).hexdigest()
+    return artefacts.key_of(data.fingerprint(), suite.name, target.debian)
 
 
 def key(config: Config) -> str:

@@ -31,7 +31,6 @@ from test_artefacts import KEY, OTHER_KEY, products
 
 from flow import share_artefacts as share
 from recipes.torch import provenance
-from recipes.tvm_ffi import build as tvm_ffi_build
 from recipes.tvm_ffi import locate as tvm_ffi
 from registry import local as local_registry
 from registry import oras, retries
@@ -313,9 +312,9 @@ def test_artefact_without_provenance_is_refused(plain: Registry, tmp_path: Path,
 
 def test_provenance_of_torch_is_required(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="tasks-unstated")
-    ((name, key),) = share.wanted(here)
+    (name, key, _), *_ = share.wanted(here)
     artefacts.put(here, name, key, products(tmp_path)[:2])
-    share.push_artefacts(here)
+    artefacts.push(here)
     with pytest.raises(RegistryFailed, match="has no provenance"):
         share.pull_artefacts(teammate(here, tmp_path / "there"))
 
@@ -525,17 +524,16 @@ def test_full_disk_during_a_download_is_reported(plain: Registry, tmp_path: Path
 
 def test_pull_selects_artefacts_of_this_checkout(plain: Registry, tmp_path: Path) -> None:
     here = config_for(tmp_path / "here", plain.address, namespace="tasks")
-    ((name, key),) = share.wanted(here)
+    (name, key, _), (other, offered, _), *_ = share.wanted(here)
     assert name == "torch"
     artefacts.put(here, name, key, products(tmp_path))
-    share.push_artefacts(here)
+    artefacts.push(here)
     there = teammate(here, tmp_path / "there")
     (pulled,) = share.pull_artefacts(there)
     assert (pulled.entry.name, pulled.entry.key) == (name, key)
     assert artefacts.get(there, name, key)
-    other, offered = share.optional(here)[0]
     artefacts.put(here, other, "f" * 64, products(tmp_path)[:1], recipe=offered)
-    share.push_artefacts(here)
+    artefacts.push(here)
     assert [(item.entry.name, item.moved) for item in share.pull_artefacts(there)] == [(name, 0), (other, 1)], (
         "optional artefacts must be pulled too, and need no provenance"
     )
@@ -568,12 +566,12 @@ def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypa
     root = builder_here(mine, "tvm-ffi-builder", b"its packages")
     recipe = tvm_ffi.key(base)
     keys = {
-        "like-mine": tvm_ffi_build.artefact_key(recipe, root),
-        "other": tvm_ffi_build.artefact_key(recipe, "0" * 64),
+        "like-mine": artefacts.key_of(recipe, root),
+        "other": artefacts.key_of(recipe, "0" * 64),
     }
     push_in_order(base, tmp_path, tvm_ffi.NAME, keys, recipe)
     artefacts.put(base, "torch", KEY, products(tmp_path), recipe=share.wanted(base)[0][1])
-    share.push_artefacts(base)
+    artefacts.push(base)
 
     def pulled(config: Config) -> str:
         _, ffi = share.pull_artefacts(config)

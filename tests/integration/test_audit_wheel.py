@@ -13,7 +13,7 @@ from machine import needs_the_machine
 from wheel_parts import make_wheel
 
 from engine.connect import connect
-from flow import audit_wheel, cpu_tools, main_job
+from flow import audit_wheel, extracted_tools, main_job
 from flow.audit_wheel import FAIL, INCOMPLETE, PASS, Audited
 from toolchain.config import Config
 from toolchain.files import locked
@@ -56,7 +56,7 @@ INSTRUCTIONS = [
 def disassembler(product_config: Config) -> Disassembler:
     needs_the_machine()
     with locked(product_config.build_root / "for-the-tests"):
-        return Disassembler(cpu_tools.ready(product_config))
+        return Disassembler(extracted_tools.cpu_tools(product_config))
 
 
 @pytest.mark.parametrize("name", ["cortex-a53", "cortex-a72", "cortex-a76"])

@@ -11,8 +11,8 @@ import pytest
 from engine.containers import run_in
 from flow import build_wheel as any_wheel
 from flow import main_job
+from flow.compilers import native_compiler
 from flow.context import Context
-from flow.native_compiler import native_compiler
 from images import build_tools, native
 from toolchain.config import Config
 from wheels import build, pip_settings

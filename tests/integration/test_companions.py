@@ -95,10 +95,10 @@ def test_pull_artefacts_requests_matching_companions(tmp_path: Path, wanted: boo
             "image": {"companions": wanted},
         }
     )
-    mine = (build.NAME, build.recipe_key(DATA, ARMHF, TRIXIE, files.sha256_of(wheel)))
-    assert (mine in share.optional(config)) == wanted
+    mine = (build.NAME, build.recipe_key(DATA, ARMHF, TRIXIE, files.sha256_of(wheel)), False)
+    assert (mine in share.wanted(config)) == wanted
     wheel.write_bytes(b"damaged")
-    assert mine not in share.optional(config)
+    assert mine not in share.wanted(config)
 
 
 @pytest.mark.parametrize("wanted", [True, False])

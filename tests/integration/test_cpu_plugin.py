@@ -11,7 +11,7 @@ import pytest
 from machine import needs_the_machine
 
 from benchmarks.cpu import counts, model
-from flow import cpu_tools, pipelines
+from flow import extracted_tools, pipelines
 from flow.context import Context
 from toolchain import files, process
 from toolchain.config import Config
@@ -98,7 +98,7 @@ class Parts:
 def parts(product_config: Config) -> Iterator[Parts]:
     needs_the_machine()
     with files.locked(product_config.build_root / "for-the-tests"), Context(product_config) as context:
-        tools = cpu_tools.ready(product_config)
+        tools = extracted_tools.cpu_tools(product_config)
         pipeline = pipelines.main_job(context)
         pipeline.execute(pipeline.plan(only=("tools",)))
         builder = context.tools

@@ -39,6 +39,7 @@ from toolchain.errors import (
     UserError,
     WheelUnusable,
 )
+from toolchain.manifest import Artefact, Manifest
 
 RECIPE = ROOT / "recipes" / "cuda_ops"
 AMD64 = ARCHITECTURES["amd64"]
@@ -54,20 +55,25 @@ def config(product_config: Config) -> Config:
 
 
 @pytest.fixture(scope="session")
-def wheel(config: Config) -> cuda_job.Wheel:
+def manifest(config: Config) -> Manifest:
     needs_the_machine()
     if os.uname().machine != "x86_64":
         pytest.skip("nvcc is installed from PyPI only on x86-64")
     return cuda_job.build_wheel(config)
 
 
-def test_the_wheel_has_the_configured_gpu_code(wheel: cuda_job.Wheel, config: Config) -> None:
+@pytest.fixture(scope="session")
+def wheel(manifest: Manifest) -> Artefact:
+    return manifest.artefact(".whl")
+
+
+def test_the_wheel_has_the_configured_gpu_code(manifest: Manifest, wheel: Artefact, config: Config) -> None:
     assert wheel.path.name == "pitorch_cuda_ops-0.1.0-py3-none-linux_x86_64.whl"
     found = audit.audit(wheel.path, AMD64, ("90+PTX",))
     assert (found.machine_code, found.ptx) == (("90",), ("90",))
     assert "libtorch.so" in found.needs
     assert not [name for name in found.needs if name.startswith(("libcuda", "libpython", "libc10"))]
-    assert found.text() == wheel.contents
+    assert found.text() == manifest.facts["contents"]
     # Debian 12 provides these versions, and newer systems are compatible with them.
     assert Version(found.glibc) <= Version("2.36")
     assert Version(found.libstdcxx) <= Version("3.4.30")
@@ -78,11 +84,11 @@ def test_the_wheel_has_the_configured_gpu_code(wheel: cuda_job.Wheel, config: Co
     assert not [name for name in names if name.startswith(("csrc", "recipes", "build"))]
 
 
-def test_the_wheel_is_cross_built_for_arm64(wheel: cuda_job.Wheel, config: Config) -> None:
+def test_the_wheel_is_cross_built_for_arm64(wheel: Artefact, config: Config) -> None:
     assert wheel.path.is_file()
     foreign = dataclasses.replace(config, cuda=dataclasses.replace(config.cuda, architectures=("87",)))
     try:
-        made = cuda_job.build_wheel(foreign, "arm64")
+        made = cuda_job.build_wheel(foreign, "arm64").artefact(".whl")
     except NetworkUnreachable as fault:
         pytest.skip(f"the runtime library for arm64 cannot be fetched: {fault.found}")
     assert made.path.name.endswith("-py3-none-linux_aarch64.whl")
@@ -92,7 +98,7 @@ def test_the_wheel_is_cross_built_for_arm64(wheel: cuda_job.Wheel, config: Confi
         assert ELFFile(io.BytesIO(archive.read(audit.LIBRARY)))["e_machine"] == "EM_AARCH64"
 
 
-def test_a_different_list_of_gpus_fails_the_audit(wheel: cuda_job.Wheel) -> None:
+def test_a_different_list_of_gpus_fails_the_audit(wheel: Artefact) -> None:
     with pytest.raises(WheelUnusable, match="does not match the requested wheel") as caught:
         audit.audit(wheel.path, AMD64, ("80", "90"))
     assert "['80', '90']" in caught.value.expected
@@ -100,7 +106,7 @@ def test_a_different_list_of_gpus_fails_the_audit(wheel: cuda_job.Wheel) -> None
         audit.audit(wheel.path, ARCHITECTURES["arm64"], ("90+PTX",))
 
 
-def test_nothing_runs_again_when_nothing_changed(wheel: cuda_job.Wheel, config: Config) -> None:
+def test_nothing_runs_again_when_nothing_changed(wheel: Artefact, config: Config) -> None:
     assert [decision.reason for decision in cuda_job.plan(config) if decision.runs] == []
     other = dataclasses.replace(config, cuda=dataclasses.replace(config.cuda, architectures=("80",)))
     reasons = [decision.reason for decision in cuda_job.plan(other) if decision.runs]
@@ -109,7 +115,7 @@ def test_nothing_runs_again_when_nothing_changed(wheel: cuda_job.Wheel, config: 
 
 
 @pytest.fixture(scope="session")
-def environment(wheel: cuda_job.Wheel, config: Config) -> Mapping[str, str]:
+def environment(wheel: Artefact, config: Config) -> Mapping[str, str]:
     checked = native.check(config, wheel.path)
     assert checked.passed > 200
     assert checked.skipped == 0 or "no CUDA GPU on this machine" in checked.reasons
@@ -178,7 +184,7 @@ def test_cuda_timing_refuses_invalid_names(
 
 
 @pytest.mark.parametrize("source", ["ops.cpp", "reference.cpp"])
-def test_clang_tidy_finds_nothing(config: Config, wheel: cuda_job.Wheel, source: str) -> None:
+def test_clang_tidy_finds_nothing(config: Config, wheel: Artefact, source: str) -> None:
     """The test checks only the host sources; nvcc compiles the kernels, and treats all warnings as errors."""
     if shutil.which("clang-tidy") is None:
         pytest.skip("the program clang-tidy is missing; ./inv installs it")

@@ -22,8 +22,8 @@ from device.remote import profiling
 from device.remote.loader_session import Timing
 from engine import containers
 from flow import main_job, shell
+from flow.compilers import native_compiler
 from flow.context import Context
-from flow.native_compiler import native_compiler
 from images import system
 from images.archive import verify
 from images.flavour import load_suite

@@ -17,16 +17,15 @@ from pathlib import Path
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from native_checks import native_checks
 from native_parts import CLANG_TIDY_LEFT_OUT
 
 from flow import native_environment as native
-from flow import native_job, native_tests, pipelines
 from flow.context import Context
-from flow.steps import native_suite
+from flow.steps import native_python
 from recipes import recipe
 from toolchain import process
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ChecksFailed
 from toolchain.jobs import compile_jobs
 from toolchain.manifest import Manifest
 
@@ -63,8 +62,8 @@ class NativeChecks:
 
 @pytest.fixture(scope="module")
 def checks(product_config: Config) -> NativeChecks:
-    native_job.ready_python(product_config)
-    pipeline = pipelines.native_checks(Context(product_config))
+    native_python.ready(product_config)
+    pipeline = native_checks(Context(product_config))
     return NativeChecks(product_config, {item.step: item for item in pipeline.execute(pipeline.plan())})
 
 
@@ -131,7 +130,7 @@ def test_clang_tidy_finds_nothing(checks: NativeChecks, tmp_path: Path, left_out
 
 
 def test_nothing_runs_again_when_nothing_changed(checks: NativeChecks) -> None:
-    assert [item.reason for item in pipelines.native_checks(Context(checks.config)).plan() if item.runs] == []
+    assert [item.reason for item in native_checks(Context(checks.config)).plan() if item.runs] == []
 
 
 def test_the_wheel_contains_modules_and_links_libqpu(checks: NativeChecks, tmp_path: Path) -> None:
@@ -179,18 +178,6 @@ def test_widths_beyond_the_time_budget_are_omitted(checks: NativeChecks) -> None
     assert timed | left_out == {10**power for power in range(6)}
     assert 100000 in left_out
     assert all("would take" in row["reason"] for row in document["left_out"])
-
-
-def test_a_failing_suite_is_reported_with_its_output(
-    checks: NativeChecks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "test_ops.py").write_text("def test_sum():\n    assert 1 + 1 == 3\n")
-    (tmp_path / "test_torch.py").write_text("import torch\n")
-    with pytest.raises(ChecksFailed, match=r"assert \(1 \+ 1\) == 3") as caught:
-        native_tests.run_tests(checks.config, tmp_path, native_suite.NAMES[:2], "failing")
-    assert caught.value.found.startswith("1 failed")
-    assert "failing.log" in caught.value.fix
-    assert not (native.folder_of(checks.config) / "failing.xml").exists()
 
 
 @pytest.mark.parametrize(
@@ -307,7 +294,7 @@ def test_every_installed_file_rebuilds_the_native_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     def inputs() -> dict[str, dict[str, str]]:
-        return {step.name: dict(step.inputs) for step in pipelines.native_checks(Context(load_config({}))).steps}
+        return {step.name: dict(step.inputs) for step in native_checks(Context(load_config({}))).steps}
 
     shutil.copytree(ROOT / "libqpu", tmp_path / "libqpu")
     shutil.copytree(ROOT / "recipes" / "libqpu", tmp_path / "recipes" / "libqpu")

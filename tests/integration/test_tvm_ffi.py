@@ -218,7 +218,7 @@ def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> N
         locate.find(config)
     assert "./inv build-tvm-ffi" in caught.value.fix
     key = locate.key(config)
-    whole = build.artefact_key(key, "0" * 64)
+    whole = artefacts.key_of(key, "0" * 64)
     before = locate.listing(config)
     artefacts.put(config, locate.NAME, whole, [fitting(tmp_path / "made")], recipe=key)
     assert locate.listing(config) != before, "the step that uses the wheel must run again"
@@ -233,9 +233,7 @@ def test_the_wheel_is_found_in_wheelhouse_or_artefact_cache(tmp_path: Path) -> N
 def test_a_damaged_wheel_is_not_used(tmp_path: Path) -> None:
     config = configured(tmp_path)
     key = locate.key(config)
-    (there,) = artefacts.put(
-        config, locate.NAME, build.artefact_key(key, "1"), [fitting(tmp_path / "made")], recipe=key
-    )
+    (there,) = artefacts.put(config, locate.NAME, artefacts.key_of(key, "1"), [fitting(tmp_path / "made")], recipe=key)
     there.chmod(0o644)
     there.write_bytes(there.read_bytes()[:-1] + b"x")
     with pytest.raises(ArtefactDamaged):
@@ -293,11 +291,10 @@ def test_raspbian_images_warn_about_armv7_code(
 def test_pull_artefacts_requests_the_wheel(tmp_path: Path) -> None:
     """The wheel is required if the image contains it; otherwise it is optional."""
     without, given = configured(tmp_path), configured(tmp_path, ffi_in_image=True)
-    mine = (locate.NAME, locate.key(without))
-    assert (mine in share.wanted(without), mine in share.optional(without)) == (False, True)
-    assert (mine in share.wanted(given), mine in share.optional(given)) == (True, False)
+    for config, is_required in ((without, False), (given, True)):
+        assert (locate.NAME, locate.key(without), is_required) in share.wanted(config)
     elsewhere = load_config({"image": {"architecture": "arm64"}, "build": {"folder": str(tmp_path)}})
-    assert share.optional(elsewhere) == []
+    assert [name for name, _, _ in share.wanted(elsewhere)] == ["torch"]
 
 
 ON_BOARD = """

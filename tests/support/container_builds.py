@@ -12,9 +12,8 @@ from pathlib import Path
 from engine.connect import connect
 from engine.containers import run_in
 from flow import main_job, pipelines
-from flow.compilers import is_extension_cross_compiled
+from flow.compilers import is_extension_cross_compiled, native_compiler
 from flow.context import Context
-from flow.native_compiler import native_compiler
 from flow.steps import qpu_ops
 from recipes import recipe
 from recipes.qpu_ops import target

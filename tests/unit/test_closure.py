@@ -11,6 +11,7 @@ import pytest
 
 from flow import cuda_job, pipelines
 from flow.context import Context
+from flow.steps import native_python
 from recipes.torch import resolve
 from toolchain import closure, steps
 from toolchain.architecture import ARCHITECTURES
@@ -30,7 +31,7 @@ def all_pipelines() -> Iterator[Pipeline]:
         yield pipelines.torch_job(context)
         yield pipelines.tvm_ffi_job(context)
         yield pipelines.firmware_job(context, "wifi-firmware")
-        yield pipelines.native_checks(context)
+        yield Pipeline(context.root, [native_python.step(context)])
     with cuda_job.context_of(load_config({})) as context:
         yield pipelines.cuda_job(context, ARCHITECTURES["amd64"])
 

@@ -17,9 +17,8 @@ from registry_parts import small_disk
 from wheel_parts import make_wheel
 
 from flow import main_job, pipelines, roots, torch_job
-from flow.compilers import emulated_compiler_reason, is_extension_cross_compiled
+from flow.compilers import emulated_compiler_reason, is_extension_cross_compiled, native_compiler
 from flow.context import Context
-from flow.native_compiler import native_compiler
 from flow.staging import stage_wheels
 from images import apt, rootfs
 from images.recorded_sources import record_of, source_of

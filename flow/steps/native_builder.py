@@ -10,16 +10,18 @@ from flow.context import Context
 from flow.engine_images import image_missing, load_root
 from images import rootfs
 from images.flavour import packages_for
-from toolchain.architecture import Architecture
 from toolchain.manifest import Manifest
 from toolchain.steps import Made, Step
 
 
-def builder_step(
-    context: Context, *, name: str, title: str, code: str, packages: str, architectures: tuple[Architecture, ...]
-) -> Step:
-    """Return the step that makes the root and its image. ``packages`` names a table in images/packages.toml."""
-    names = packages_for(packages, context.image)
+def step(context: Context, name: str, title: str, *, with_target: bool = True) -> Step:
+    """Return the step that makes the root and its image.
+
+    The root has the packages in the packages.toml table with the step's name, in which ``_`` replaces ``-``. Without
+    ``with_target``, all packages are for this PC.
+    """
+    architectures = (context.native, *([context.target] if with_target else []))
+    names = packages_for(name.replace("-", "_"), context.image)
 
     def action(needs: Mapping[str, Manifest]) -> Made:
         spec = roots.root_spec(context, name, names, needs["mirror"], architectures)
@@ -30,7 +32,7 @@ def builder_step(
     return Step(
         name=name,
         title=title,
-        code=code,
+        code=__name__,
         inputs={"packages": " ".join(names), **roots.mmdebstrap_inputs(context)},
         needs=("mirror",),
         action=action,
