@@ -394,15 +394,3 @@ def _has_banner(port: int, wait_s: float) -> bool:
             return link.recv(64).startswith(b"SSH-")
     except OSError:
         return False
-
-
-__all__ = [
-    "BootFiles",
-    "Machine",
-    "MachineSpec",
-    "boot_files",
-    "cpu_of",
-    "program_of",
-    "qemu_version",
-    "running_machine",
-]
