@@ -280,7 +280,7 @@ def test_files_next_to_the_tree(config: Config, tmp_path: Path) -> None:
     ]
     authorized = (layout.tree / "root/.ssh/authorized_keys").read_text().splitlines()
     assert authorized == [layout.client_key.with_suffix(".pub").read_text().strip()]
-    assert os.access(layout.helper, os.X_OK)
+    assert os.access(layout.folder / "enter-nfsroot", os.X_OK)
     assert named_trees(layout) == {identity_of(layout.tree)}
     manifest = require_export(layout)
     assert manifest.facts["rootfs_sha256"] == result.rootfs_sha256
@@ -333,7 +333,7 @@ def test_boards_get_the_served_path(reference: str, tmp_path: Path, sections: di
     config = config_for(reference, **absolute)
     exported = export(config).layout
     assert exported == Layout.of(config)
-    reports = re.search(r"nfsroot=[\d.]+:([^,]+),", exported.cmdline.read_text())
+    reports = re.search(r"nfsroot=[\d.]+:([^,]+),", (exported.tftp / "cmdline.txt").read_text())
     assert reports is not None
     assert Path(reports[1]) == exported.tree == exported.tree.resolve()
     for program in ("ganesha.nfsd", "nfs-ls"):
