@@ -203,9 +203,10 @@ def test_other_storage_drivers_give_the_same_tree(
             stop_daemon(daemon)
             subprocess.run(["umount", "-q", "-R", folder / "data"], check=False, capture_output=True)
             shutil.rmtree(folder)
-    assert there.method == "layers"
-    assert there.rootfs_sha256 == here.rootfs_sha256
-    assert there.image_id == here.image_id
+    expected, found = here.manifest.facts, there.manifest.facts
+    assert found["method"] == "layers"
+    assert found["rootfs_sha256"] == expected["rootfs_sha256"]
+    assert found["image_id"] == expected["image_id"]
 
 
 @pytest.mark.engine
@@ -213,10 +214,11 @@ def test_other_storage_drivers_give_the_same_tree(
 def test_only_the_fixes_change_the_hash(config: Config, tmp_path: Path) -> None:
     raw = export(config, destination=tmp_path / "raw", fix=False)
     fixed = export(config, destination=tmp_path / "fixed")
-    assert raw.rootfs_sha256 == raw.image_tree_sha256 == fixed.image_tree_sha256
+    plain, changed_facts = raw.manifest.facts, fixed.manifest.facts
+    assert plain["rootfs_sha256"] == plain["image_tree_sha256"] == changed_facts["image_tree_sha256"]
     assert raw.findings == ()
-    assert fixed.rootfs_sha256 != fixed.image_tree_sha256
-    assert fixed.rootfs_sha256 == TreeHash.of(tmp_path / "fixed" / "tree").sha256, (
+    assert changed_facts["rootfs_sha256"] != changed_facts["image_tree_sha256"]
+    assert changed_facts["rootfs_sha256"] == TreeHash.of(tmp_path / "fixed" / "tree").sha256, (
         "the hash that is updated by entry must equal a full hash"
     )
     before, after = tree_listing(tmp_path / "raw" / "tree"), tree_listing(tmp_path / "fixed" / "tree")
@@ -283,13 +285,12 @@ def test_files_next_to_the_tree(config: Config, tmp_path: Path) -> None:
     assert os.access(layout.folder / "enter-nfsroot", os.X_OK)
     assert named_trees(layout) == {identity_of(layout.tree)}
     manifest = require_export(layout)
-    assert manifest.facts["rootfs_sha256"] == result.rootfs_sha256
-    assert manifest.facts["image_id"] == result.image_id
+    assert manifest.facts == result.manifest.facts
     assert {item["check"] for item in manifest.facts["findings"]} >= {"hostname", "fstab", "capabilities", "dev"}
     assert manifest.facts["counts"]["fifos"] == 1
     assert manifest.facts["counts"]["hardlinks"] == 1
     assert manifest.facts["left_out"] == ["trixie-security"], "the pockets in the image's label"
-    assert [text for text in result.warnings if "trixie-security" in text] == [manifest.warnings[0]]
+    assert [text for text in result.manifest.warnings if "trixie-security" in text] == [manifest.warnings[0]]
     assert len(manifest.source.get("commit", "")) in (0, 40)
 
 
@@ -355,7 +356,7 @@ def test_a_second_export_keeps_the_login_key(config: Config, tmp_path: Path) -> 
     assert not (layout.tree / "written-by-the-board").exists()
     assert layout.client_key.read_bytes() == login
     assert layout.known_hosts.read_text() != hosts
-    assert second.image_tree_sha256 == first.image_tree_sha256
+    assert second.manifest.facts["image_tree_sha256"] == first.manifest.facts["image_tree_sha256"]
     assert not layout.aside.exists()
 
 
@@ -589,11 +590,11 @@ def test_an_interrupted_export_keeps_the_old_tree(
     assert child.returncode != 0
     assert tree_listing(place / "tree") == old
     assert Layout(place).known_hosts.read_text() == login
-    assert require_export(Layout(place)).facts["image_id"] == before.image_id
+    assert require_export(Layout(place)).facts["image_id"] == before.manifest.facts["image_id"]
     if number == signal.SIGINT:
         assert not Layout(place).aside.exists(), "an export that is interrupted by Ctrl-C must clean up"
     again = export(config_for(heavy), destination=place)
-    assert again.counts["files"] >= 240
+    assert again.manifest.facts["counts"]["files"] >= 240
     assert (place / "tree" / "file239").stat().st_size == 1 << 20
     assert not Layout(place).aside.exists(), "the next export must remove the remains of the killed one"
 
@@ -623,7 +624,7 @@ def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Pa
         subprocess.run(["umount", full], check=True)
     assert tree_listing(layout.tree) == old
     assert layout.marker.read_text() == marker
-    assert require_export(layout).facts["image_id"] == before.image_id
+    assert require_export(layout).facts["image_id"] == before.manifest.facts["image_id"]
     assert not layout.aside.exists()
     export(config, destination=layout.place)
 
@@ -653,7 +654,7 @@ def test_a_full_disk_is_reported_at_every_point(
     for files in range(1, 200, 3):
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=1g,nr_inodes={files}", "tmpfs", tmp_path], check=True)
         try:
-            if export(config, destination=tmp_path / "nfsroot").method:
+            if export(config, destination=tmp_path / "nfsroot").layout:
                 break
         except DiskFull as fault:
             reports.add(str(fault.found))
