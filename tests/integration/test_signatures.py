@@ -356,10 +356,11 @@ def test_push_signs_the_index_of_several_architectures(plain: Registry, keys: Ke
         try:
             for config, name in zip(configs, names, strict=True):
                 write_build(config, load_image(client, name, platform=config.image.target.oci_platform))
-            pushed = publish.push(configs, registry=None, tag=None, user=None, sign=True)
-            assert about(plain, armhf, pushed.digest, "sig")["subject"]["digest"] == pushed.digest
+            _, index = publish.push(configs, sign=True)
+            assert index is not None
+            assert about(plain, armhf, index.digest, "sig")["subject"]["digest"] == index.digest
             forget(client, *names)
-            pulled = publish.pull(configs, registry=None, tag=None, user=None, verify=True, key=None)
+            pulled = publish.pull(configs, verify=True, key=None)
             assert [one.name for one in pulled] == names
         finally:
             forget(client, *names)
@@ -374,16 +375,16 @@ def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypat
     name = config.image_reference("system")
     with command_lines() as seen, engine_client() as client, image(client, name, (4 * KIB,)) as identity:
         with pytest.raises(ArtefactMissing, match="no provenance"):
-            publish.push([config], registry=None, tag=None, user=None, sign=True)
+            publish.push([config], sign=True)
         write_build(config, identity)
-        pushed = publish.push([config], registry=None, tag=None, user=None, sign=True)
+        (pushed,), _ = publish.push([config], sign=True)
         forget(client, name)
-        (pulled,) = publish.pull([config], registry=None, tag=None, user=None, verify=True, key=None)
+        (pulled,) = publish.pull([config], verify=True, key=None)
         assert (pulled.digest, pulled.image_id) == (pushed.digest, identity)
         forget(client, name)
         other = make_keys(tmp_path, "other").public
         with pytest.raises(SignatureRefused):
-            publish.pull([config], registry=None, tag=None, user=None, verify=True, key=other)
+            publish.pull([config], verify=True, key=other)
         assert not [one for one in client.api.images() if name in (one["RepoTags"] or [])], (
             "the image must not be pulled"
         )

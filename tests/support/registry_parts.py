@@ -34,8 +34,9 @@ from engine.dockerd import Daemon
 from engine.start import ensure_daemon
 from engine.stop import stop_daemon
 from registry import client as registry_client
-from registry.client import Pulled
+from registry.client import Pulled, Pushed
 from registry.local import Registry, Settings
+from registry.reference import with_options
 from toolchain.config import Config, load_config
 from toolchain.errors import EngineUnavailable
 from toolchain.files import MARKER
@@ -93,9 +94,15 @@ def config_for(folder: Path, address: str, **registry: str) -> Config:
     )
 
 
-def pull(config: Config, *, registry: str | None = None, tag: str | None = None, user: str | None = None) -> Pulled:
-    """Pull the image of one architecture."""
-    (pulled,) = registry_client.pull([config], registry=registry, tag=tag, user=user)
+def push(config: Config, **options: str) -> Pushed:
+    """Push the image of one architecture; ``options`` are those of ``with_options``."""
+    (pushed,), _ = registry_client.push([with_options(config, **options)])
+    return pushed
+
+
+def pull(config: Config, **options: str) -> Pulled:
+    """Pull the image of one architecture; ``options`` are those of ``with_options``."""
+    (pulled,) = registry_client.pull([with_options(config, **options)])
     return pulled
 
 

