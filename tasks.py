@@ -668,13 +668,13 @@ def registry(context: Context, action: str, purge: bool = False) -> None:
     """Run a registry on this machine, for trials and tests."""
     from registry import local as local_registry
 
-    config = _config(context)
+    settings = local_registry.Settings.of(_config(context))
     if action == "up":
-        state = local_registry.up(config)
+        state = local_registry.start(settings)
     elif action == "down":
-        state = local_registry.down(config, purge=purge)
+        state = local_registry.down(settings, purge=purge)
     elif action == "status":
-        state = local_registry.status(config)
+        state = local_registry.look(settings)
     else:
         raise Exit(f"registry: expected up, down or status, found {action!r}", code=2)
     print(f"registry responds at {state.url}" if state.running else "registry: not running")

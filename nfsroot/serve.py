@@ -165,7 +165,13 @@ def running_server(
                 f"{item} cannot be served", expected="a folder", found="no folder", fix="run ./inv export-nfsroot"
             )
     port = port or ports.free_port(address)
-    ports.require_free(address, port, server="the NFS server", section="nfs")
+    ports.require_free(
+        address,
+        port,
+        server="the NFS server",
+        settings=["nfs.address", "nfs.port"],
+        service="for the kernel's NFS server: systemctl stop nfs-server",
+    )
     _provide_mtab()
     with contextlib.ExitStack() as stack:
         for item in folders:
