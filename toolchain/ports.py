@@ -1,4 +1,4 @@
-"""Choose and check TCP ports before a server starts."""
+"""Choose and check TCP ports for servers."""
 
 from __future__ import annotations
 
@@ -102,6 +102,20 @@ def bind_fault(address: str, port: int) -> OSError | None:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def accepts(address: str, port: int, *, limit_s: float = 1.0) -> bool:
+    """Return whether a server accepts TCP connections at this address and port."""
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=limit_s):
+        return True
+    return False
+
+
+def is_ssh(address: str, port: int, *, limit_s: float) -> bool:
+    """Return whether a server at this address and port sends an SSH server's first line."""
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=limit_s) as link:
+        return link.recv(64).startswith(b"SSH-")
+    return False
 
 
 def _listener(port: int) -> str:
