@@ -20,8 +20,9 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import docker
 import jinja2
@@ -29,6 +30,7 @@ import nasty_image
 import pytest
 from nasty_image import tree_listing
 from ordinary_user import run_python
+from registry_parts import small_disk
 from spare_bridge import spare_bridge
 
 from engine.connect import connect, engine_lost
@@ -61,6 +63,14 @@ NAME = f"pitorch-test-{os.getpid()}"
 ARMHF = ARCHITECTURES["armhf"]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an export sets the owners of files")
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def needs_engine_and_root(function: Function) -> Function:
+    for mark in (pytest.mark.engine, needs_root):
+        function = mark(function)
+    return function
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +168,7 @@ def without_root(listing: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[
 # Exactness
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("method", ["overlay", "layers"])
 def test_both_methods_are_exact(client: docker.DockerClient, reference: str, tmp_path: Path, method: str) -> None:
     source = unpack.find_image(client, reference, ARMHF)
@@ -173,8 +182,7 @@ def test_both_methods_are_exact(client: docker.DockerClient, reference: str, tmp
     assert [item for item in tmp_path.iterdir() if item.name != "tree"] == []
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_other_storage_drivers_give_the_same_tree(
     reference: str, client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,8 +217,7 @@ def test_other_storage_drivers_give_the_same_tree(
     assert found["image_id"] == expected["image_id"]
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_only_the_fixes_change_the_hash(config: Config, tmp_path: Path) -> None:
     raw = export(config, destination=tmp_path / "raw", fix=False)
     fixed = export(config, destination=tmp_path / "fixed")
@@ -236,8 +243,7 @@ def test_only_the_fixes_change_the_hash(config: Config, tmp_path: Path) -> None:
     assert unnamed == set(), "the findings must name every changed entry"
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_tarball_has_the_same_tree(config: Config, tmp_path: Path) -> None:
     first = export(config, tarball=tmp_path / "one" / "root.tar", fix=False)
     second = export(config, tarball=tmp_path / "two.tar.gz", destination=tmp_path / "tree", fix=False)
@@ -264,8 +270,7 @@ def gzip_content(path: Path) -> bytes:
 # Replacement, refusal, interruption
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_files_next_to_the_tree(config: Config, tmp_path: Path) -> None:
     result = export(config, destination=tmp_path / "nfsroot")
     layout = result.layout
@@ -294,8 +299,7 @@ def test_files_next_to_the_tree(config: Config, tmp_path: Path) -> None:
     assert len(manifest.source.get("commit", "")) in (0, 40)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_another_folder_is_printed_with_its_setting(
     reference: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,8 +317,7 @@ def test_another_folder_is_printed_with_its_setting(
     assert Layout.of(load_config({}, environment={name: value})) == made.layout
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize(
     "sections",
     [
@@ -344,8 +347,7 @@ def test_boards_get_the_served_path(reference: str, tmp_path: Path, sections: di
         assert serve.probe(server, Path(reports[1])) == ""
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_second_export_keeps_the_login_key(config: Config, tmp_path: Path) -> None:
     first = export(config, destination=tmp_path / "nfsroot")
     assert first.layout is not None
@@ -360,8 +362,7 @@ def test_a_second_export_keeps_the_login_key(config: Config, tmp_path: Path) -> 
     assert not layout.aside.exists()
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_an_unrelated_folder_is_not_replaced(config: Config, tmp_path: Path) -> None:
     foreign = tmp_path / "home"
     foreign.mkdir()
@@ -373,8 +374,7 @@ def test_an_unrelated_folder_is_not_replaced(config: Config, tmp_path: Path) -> 
     assert sorted(item.name for item in tmp_path.iterdir()) == [".home.lock", ".home.served", "home"]
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path: Path) -> None:
     export(config, destination=tmp_path / "nfsroot")
     (tmp_path / "nfsroot").rename(tmp_path / "away")
@@ -416,8 +416,7 @@ def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
         subprocess.run(["umount", place], check=True)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("inode_size", [256])
 def test_a_folder_with_a_reused_inode_is_not_replaced(config: Config, ext4: Path) -> None:
     layout = export(config, destination=ext4 / "nfsroot").layout
@@ -432,8 +431,7 @@ def test_a_folder_with_a_reused_inode_is_not_replaced(config: Config, ext4: Path
     assert (layout.tree / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("inode_size", [128])
 def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path) -> None:
     layout = Layout(ext4 / "nfsroot")
@@ -450,8 +448,7 @@ def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path
     assert (layout.tree / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path) -> None:
     """Markers that earlier versions wrote contain only inode numbers."""
     layout = Layout(tmp_path / "nfsroot")
@@ -466,8 +463,7 @@ def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path)
         export(config, destination=layout.place)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_tree_of_an_earlier_version_is_replaced(config: Config, tmp_path: Path) -> None:
     """In earlier versions, the tree was the given folder itself, and all users could enter it."""
     layout = Layout(tmp_path / "nfsroot")
@@ -485,8 +481,7 @@ def test_a_tree_of_an_earlier_version_is_replaced(config: Config, tmp_path: Path
     ]  # fmt: skip
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_folder_with_other_entries_is_not_replaced(config: Config, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
@@ -506,8 +501,7 @@ def test_an_invalid_marker_identifies_no_tree(tmp_path: Path, said: str) -> None
     assert named_trees(layout) == {"7@8"}
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_a_file_or_a_link_is_not_replaced(config: Config, tmp_path: Path, kind: str) -> None:
     place = tmp_path / "nfsroot"
@@ -521,15 +515,13 @@ def test_a_file_or_a_link_is_not_replaced(config: Config, tmp_path: Path, kind: 
     assert place.is_symlink() == (kind == "link")
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_an_empty_folder_is_replaced(config: Config, tmp_path: Path) -> None:
     (tmp_path / "nfsroot").mkdir()
     assert export(config, destination=tmp_path / "nfsroot").layout is not None
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_tree_with_mounts_is_not_removed(config: Config, tmp_path: Path) -> None:
     export(config, destination=tmp_path / "nfsroot")
     precious = tmp_path / "precious"
@@ -544,8 +536,7 @@ def test_a_tree_with_mounts_is_not_removed(config: Config, tmp_path: Path) -> No
     assert (precious / "data").exists()
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_two_exports_of_a_tree_exclude_each_other(config: Config, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "nfsroot")
     with layout.lock.open("a") as held:
@@ -565,8 +556,7 @@ export(load_config({"image": {"name": sys.argv[1]}}), destination=Path(sys.argv[
 """
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_export_keeps_the_old_tree(
     config: Config, heavy: str, tmp_path: Path, number: signal.Signals
@@ -599,8 +589,7 @@ def test_an_interrupted_export_keeps_the_old_tree(
     assert not Layout(place).aside.exists(), "the next export must remove the remains of the killed one"
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("moved", ["tree", "folder"])
 def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Path, moved: str) -> None:
     """On a file system without atomic exchange, the killed export has moved one folder aside.
@@ -614,14 +603,8 @@ def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Pa
     layout.aside.mkdir()
     (layout.aside / MARKER).touch()
     place.rename(layout.aside / f"{place.name}.old")
-    full = tmp_path / "full"
-    full.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", full], check=True)
-    try:
-        with pytest.raises(DiskFull):
-            export(config, destination=layout.place, tarball=full / "root.tar")
-    finally:
-        subprocess.run(["umount", full], check=True)
+    with small_disk(tmp_path / "full", "16k") as full, pytest.raises(DiskFull):
+        export(config, destination=layout.place, tarball=full / "root.tar")
     assert tree_listing(layout.tree) == old
     assert layout.marker.read_text() == marker
     assert require_export(layout).facts["image_id"] == before.manifest.facts["image_id"]
@@ -629,20 +612,15 @@ def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Pa
     export(config, destination=layout.place)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "64m") as disk:
         with pytest.raises(DiskFull, match="not enough disk space"):
-            export(config_for(heavy), destination=tmp_path / "nfsroot")
-        assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
+            export(config_for(heavy), destination=disk / "nfsroot")
+        assert sorted(item.name for item in disk.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("method", ["overlay", "layers"])
 def test_a_full_disk_is_reported_at_every_point(
     config: Config, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
@@ -703,8 +681,7 @@ def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
             end.close()
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/var/run/docker.sock").exists() or os.environ.get("DOCKER_HOST"):
         pytest.skip("needs the engine at its usual socket")
@@ -717,8 +694,7 @@ def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkey
     assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_image_removed_during_the_export_is_reported(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
     source = unpack.find_image(client, heavy, ARMHF)
     gone = dataclasses.replace(source, id="sha256:" + "0" * 64, layers=())
@@ -727,8 +703,7 @@ def test_image_removed_during_the_export_is_reported(client: docker.DockerClient
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize(
     ("folder", "tarball"), [("file/below/x", None), (None, "file/below/x.tar"), ("nfsroot", "file/below/x.tar")]
 )
@@ -743,8 +718,7 @@ def test_an_unusable_destination_is_reported(
     assert "--folder" in caught.value.fix
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("there", [False, True])
 def test_a_read_only_disk_is_reported(config: Config, tmp_path: Path, there: bool) -> None:
     """The read-only disk contains an earlier export or no export."""
@@ -760,8 +734,7 @@ def test_a_read_only_disk_is_reported(config: Config, tmp_path: Path, there: boo
     assert "Read-only file system" in caught.value.found
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("next_to", [False, True])
 def test_a_folder_as_tarball_is_refused(config: Config, tmp_path: Path, next_to: bool) -> None:
     (tmp_path / "folder").mkdir()
@@ -769,8 +742,7 @@ def test_a_folder_as_tarball_is_refused(config: Config, tmp_path: Path, next_to:
         export(config, tarball=tmp_path / "folder", destination=tmp_path / "nfsroot" if next_to else None)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_the_layers_method_uses_constant_memory(heavy: str, tmp_path: Path) -> None:
     script = (
         "import sys, dataclasses, re; from pathlib import Path; from engine.connect import connect; "
@@ -787,8 +759,7 @@ def test_the_layers_method_uses_constant_memory(heavy: str, tmp_path: Path) -> N
 # Bad input
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_missing_image_is_reported_with_the_task(client: docker.DockerClient, tmp_path: Path) -> None:
     with pytest.raises(ArtefactMissing, match="image nowhere/system:trixie-armhf not found") as caught:
         export(config_for("nowhere/x"), destination=tmp_path / "nfsroot")
@@ -796,8 +767,7 @@ def test_a_missing_image_is_reported_with_the_task(client: docker.DockerClient, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_an_image_for_another_platform_is_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     name = f"{NAME}-amd64"
     layer = nasty_image.layer([nasty_image.folder("etc")])
