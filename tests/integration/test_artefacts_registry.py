@@ -19,6 +19,7 @@ from registry_parts import (
     USER,
     Proxy,
     ask,
+    blob_path,
     blobs_on_disk,
     config_for,
     engine_client,
@@ -74,11 +75,6 @@ def manifest_of(running: Registry, namespace: str, tag: str = TAG) -> dict[str, 
     assert answer.status_code == 200
     found: dict[str, object] = answer.json()
     return found
-
-
-def blob_path(running: Registry, digest: str) -> Path:
-    digest = digest.removeprefix("sha256:")
-    return running.settings.images / "docker/registry/v2/blobs/sha256" / digest[:2] / digest / "data"
 
 
 def test_pulled_files_equal_the_pushed_ones(plain: Registry, tmp_path: Path) -> None:

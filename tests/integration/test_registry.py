@@ -26,6 +26,7 @@ from registry_parts import (
     Proxy,
     TokenServer,
     ask,
+    blob_path,
     blobs_on_disk,
     command_lines,
     config_for,
@@ -263,8 +264,7 @@ def test_damaged_manifest_is_refused(client: docker.DockerClient, plain: Registr
     config = config_for(tmp_path, plain.address, repository="damaged")
     with image(client, config.image_reference("system")):
         pushed = push(config)
-    digest = pushed.digest.removeprefix("sha256:")
-    data = plain.settings.images / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data"
+    data = blob_path(plain, pushed.digest)
     whole = data.read_bytes()
     try:
         data.write_bytes(whole + b"\n")
@@ -284,8 +284,7 @@ def test_missing_layer_is_reported(
     with image(client, config.image_reference("system"), (32 * KIB,)):
         push(config)
         answer = ask(plain, "/v2/pitorch/holey/manifests/trixie-armhf", headers={"Accept": MANIFEST})
-        digest = answer.json()["layers"][0]["digest"].removeprefix("sha256:")
-        (plain.settings.images / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data").unlink()
+        blob_path(plain, answer.json()["layers"][0]["digest"]).unlink()
         with pytest.raises(RegistryBroke, match=r"a part of .* is missing") as caught:
             pull(config)
         assert caught.value.exit_code == 35

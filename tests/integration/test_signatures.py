@@ -19,6 +19,7 @@ import pytest
 from registry_parts import (
     KIB,
     ask,
+    blob_path,
     command_lines,
     config_for,
     engine_client,
@@ -113,11 +114,6 @@ def verify(config: Config, keys: Keys) -> publish.Checked:
     return publish.verify_image(config, str(resolve(config)), key=keys.public)
 
 
-def blob(registry: Registry, digest: str) -> Path:
-    name = digest.removeprefix("sha256:")
-    return registry.settings.images / f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
-
-
 @contextlib.contextmanager
 def changed(path: Path, old: bytes, new: bytes) -> Iterator[None]:
     whole = path.read_bytes()
@@ -207,7 +203,7 @@ def test_changed_byte_in_a_layer_is_refused(plain: Registry, keys: Keys, tmp_pat
     layer = b"the bytes of a layer"
     signed(config, keys, layer=layer)
     with (
-        changed(blob(plain, digest_of(layer)), b"bytes", b"bytez"),
+        changed(blob_path(plain, digest_of(layer)), b"bytes", b"bytez"),
         pytest.raises(SignatureRefused, match=r"a layer of .* is damaged"),
     ):
         verify(config, keys)
@@ -219,7 +215,7 @@ def test_changed_byte_in_a_signature_is_refused(plain: Registry, keys: Keys, tmp
     digest = signed(config, keys)
     layer = about(plain, config, digest, "sig")["layers"][0]["digest"]
     with (
-        changed(blob(plain, layer), b"cosign container", b"cosign Container"),
+        changed(blob_path(plain, layer), b"cosign container", b"cosign Container"),
         pytest.raises(SignatureRefused, match=r"the signature of .* is damaged"),
     ):
         verify(config, keys)
@@ -230,7 +226,7 @@ def test_changed_statement_is_refused(plain: Registry, keys: Keys, tmp_path: Pat
     config = config_for(tmp_path, plain.address, repository="changed-statement")
     digest = signed(config, keys)
     manifest = about(plain, config, digest, "att")
-    envelope = json.loads(blob(plain, manifest["layers"][0]["digest"]).read_bytes())
+    envelope = json.loads(blob_path(plain, manifest["layers"][0]["digest"]).read_bytes())
     envelope["payload"] = ("A" if envelope["payload"][0] != "A" else "B") + envelope["payload"][1:]
     content = json.dumps(envelope).encode()
     manifest["layers"][0] |= {"digest": digest_of(content), "size": len(content)}
@@ -393,7 +389,9 @@ def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypat
     for text in (PASSWORD, secret):
         assert text.encode() not in stored
         assert text not in "".join(seen) + plain.settings.log.read_text()
-    statement = json.loads(blob(plain, about(plain, config, pushed.digest, "att")["layers"][0]["digest"]).read_bytes())
+    statement = json.loads(
+        blob_path(plain, about(plain, config, pushed.digest, "att")["layers"][0]["digest"]).read_bytes()
+    )
     provenance = json.loads(base64.b64decode(statement["payload"]))
     names = [item["name"] for item in provenance["predicate"]["buildDefinition"]["resolvedDependencies"]]
     assert names == ["torch-2.6.0.whl", "index of trixie", "pitorch"]

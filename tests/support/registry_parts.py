@@ -211,6 +211,12 @@ def ask(registry: Registry, path: str, **options: object) -> requests.Response:
         return session.get(registry.url + path, timeout=20, verify=verify, **options)  # type: ignore[arg-type]
 
 
+def blob_path(registry: Registry, digest: str) -> Path:
+    """Return the path of the file in which the registry stores a blob."""
+    name = digest.removeprefix("sha256:")
+    return registry.settings.images / f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
+
+
 def blobs_on_disk(registry: Registry) -> dict[str, int]:
     """Return the size of every blob that the registry stores, by digest."""
     found = registry.settings.images.glob("docker/registry/v2/blobs/sha256/*/*/data")
