@@ -231,19 +231,19 @@ def entries(config: Config) -> Iterator[Entry]:
                 yield found
 
 
-def push(config: Config, *, name: str = "") -> list[Shared]:
-    """Push all entries, or those called ``name``, to a registry, and verify that it holds them.
+def push(config: Config) -> list[Shared]:
+    """Push all entries to the registry, and verify that it holds them.
 
     A complete artefact with the same tag is not replaced: the first push wins.
     Raises ArtefactMissing if there is nothing to push; ArtefactDamaged if an entry is damaged; otherwise the same
     exceptions as registry.oras.
     """
-    found = [item for item in entries(config) if name in ("", item.name)]
+    found = list(entries(config))
     if not found:
         raise ArtefactMissing(
             "there is no artefact to push",
             expected=f"a finished wheel in {_folder(config)}",
-            found="none" + (f" named {name}" if name else ""),
+            found="none",
             fix="run ./inv build-torch",
         )
     return [_push(config, item) for item in found]
