@@ -587,10 +587,12 @@ _IMAGES_HELP = {
 }
 
 
-def _configs(context: Context) -> list[Config]:
-    """Return a configuration for each architecture that ``--architecture`` lists."""
+def _configs(context: Context, **options: str) -> list[Config]:
+    """Return a configuration for each architecture that ``--architecture`` lists, with options from _REGISTRY_HELP."""
+    from registry.reference import with_options
+
     names = _for_all["image.architecture"].split(",")
-    found = [_config(context, {"image.architecture": name}) for name in names]
+    found = [with_options(_config(context, {"image.architecture": name}), **options) for name in names]
     return list({config.image.architecture: config for config in found}.values())
 
 
@@ -598,18 +600,15 @@ def _configs(context: Context) -> list[Config]:
 def push(context: Context, registry: str = "", tag: str = "", user: str = "", sign: bool = False) -> None:
     """Push the system image and verify that the registry has it."""
     from flow import publish
-    from registry.client import PushedIndex
 
-    configs = _configs(context)
-    made = publish.push(configs, registry=registry or None, tag=tag or None, user=user or None, sign=sign)
-    images = made.images if isinstance(made, PushedIndex) else (made,)
+    images, index = publish.push(_configs(context, registry=registry, tag=tag, user=user), sign=sign)
     rows = []
     for done in images:
         note = f"{done.sent} of {done.layers} layers sent{', signed' if sign else ''}"
         rows.append(progress.Row(str(done.reference), done.size, done.digest, done.seconds, note))
-    if isinstance(made, PushedIndex):
+    if index is not None:
         note = f"index of {len(images)} images"
-        rows.append(progress.Row(str(made.reference), made.size, made.digest, made.seconds, note))
+        rows.append(progress.Row(str(index.reference), index.size, index.digest, index.seconds, note))
     progress.summary("pushed", rows)
 
 
@@ -626,14 +625,8 @@ def pull(
     """Pull the system image, verify its digest and platform, and tag it with its local name."""
     from flow import publish
 
-    pulled = publish.pull(
-        _configs(context),
-        registry=registry or None,
-        tag=tag or None,
-        user=user or None,
-        verify=verify,
-        key=_path("key", key) if key else None,
-    )
+    configs = _configs(context, registry=registry, tag=tag, user=user)
+    pulled = publish.pull(configs, verify=verify, key=_path("key", key) if key else None)
     signed = ", signature valid" if verify else ""
     rows = []
     for done in pulled:
@@ -669,13 +662,13 @@ def registry(context: Context, action: str, purge: bool = False) -> None:
     """Run a registry on this machine, for trials and tests."""
     from registry import local as local_registry
 
-    config = _config(context)
+    settings = local_registry.Settings.of(_config(context))
     if action == "up":
-        state = local_registry.up(config)
+        state = local_registry.start(settings)
     elif action == "down":
-        state = local_registry.down(config, purge=purge)
+        state = local_registry.down(settings, purge=purge)
     elif action == "status":
-        state = local_registry.status(config)
+        state = local_registry.look(settings)
     else:
         raise Exit(f"registry: expected up, down or status, found {action!r}", code=2)
     print(f"registry responds at {state.url}" if state.running else "registry: not running")
@@ -757,9 +750,10 @@ _ARTEFACTS_HELP = {name: text for name, text in _REGISTRY_HELP.items() if name !
 @_target_task(help=_ARTEFACTS_HELP)
 def push_artefacts(context: Context, registry: str = "", user: str = "") -> None:
     """Push the wheels in the artefact cache, so that a team builds each wheel only once."""
+    from registry.reference import with_options
     from wheels import artefacts
 
-    done = artefacts.push(_config(context), registry=registry or None, user=user or None)
+    done = artefacts.push(with_options(_config(context), registry=registry, user=user))
     progress.summary("pushed", [item.row for item in done])
 
 
@@ -767,8 +761,9 @@ def push_artefacts(context: Context, registry: str = "", user: str = "") -> None
 def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None:
     """Pull the wheels that this checkout would build, and verify them."""
     from flow import share_artefacts as share
+    from registry.reference import with_options
 
-    done = share.pull_artefacts(_config(context), registry=registry or None, user=user or None)
+    done = share.pull_artefacts(with_options(_config(context), registry=registry, user=user))
     progress.summary("pulled", [item.row for item in done])
 
 

@@ -16,7 +16,7 @@ from device.suite_result import Paths
 from nfsroot import access, bare_system
 from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST, cpu_of
-from toolchain import files, process, progress
+from toolchain import files, ports, process, progress
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing
@@ -155,7 +155,7 @@ def prepare(
         resources["NetworkService"] = {"address": address, "port": port, "username": user}
         if chroot:
             this_host = server_address(config)
-            if _accepts_connections(this_host, config.nfs.port):
+            if ports.accepts(this_host, config.nfs.port, limit_s=2):
                 progress.say(f"    using the NFS server that is running on {this_host}:{config.nfs.port}")
                 options["chroot"] = f"{this_host}:{layout.tree}"
                 options["chroot_port"] = config.nfs.port
@@ -187,12 +187,6 @@ def _bare_system(config: Config) -> Layout:
             "build the missing image, run ./inv build-image"
         )
         return Layout.of(config)
-
-
-def _accepts_connections(address: str, port: int) -> bool:
-    with socket.socket() as client:
-        client.settimeout(2)
-        return client.connect_ex((address, port)) == 0
 
 
 def _addresses(host: str) -> list[str]:

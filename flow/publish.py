@@ -51,9 +51,7 @@ class Checked:
         return "\n".join([self.subject, *(f"  {line}" for line in self.lines)])
 
 
-def push(
-    configs: Sequence[Config], *, registry: str | None, tag: str | None, user: str | None, sign: bool
-) -> Pushed | PushedIndex:
+def push(configs: Sequence[Config], *, sign: bool) -> tuple[list[Pushed], PushedIndex | None]:
     """Push each configuration's system image and, with ``sign``, its signature and signed statements.
 
     If there are several images, each for a different architecture, an index is also pushed. Raises the same exceptions
@@ -63,41 +61,29 @@ def push(
     if sign:
         signer = _private_key(configs[0])
         predicates = [statements(config) for config in configs]
-    if len(configs) == 1:
-        done: Pushed | PushedIndex = client.push(configs[0], registry=registry, tag=tag, user=user)
-    else:
-        done = client.push_index(configs, registry=registry, tag=tag, user=user)
-    images = done.images if isinstance(done, PushedIndex) else (done,)
+    images, index = client.push(configs)
+    user = configs[0].registry.user
     for pushed, stated in zip(images, predicates, strict=False):
-        with oras.connect(pushed.reference, actions="pull,push", user=_user(configs[0], user)) as store:
+        with oras.connect(pushed.reference, actions="pull,push", user=user) as store:
             with_retries(partial(attestations.attach, store, pushed.digest, stated, signer), store.connection)
-    if sign and isinstance(done, PushedIndex):
-        with oras.connect(done.reference, actions="pull,push", user=_user(configs[0], user)) as store:
-            with_retries(partial(attestations.sign, store, done.digest, signer), store.connection)
-    return done
+    if sign and index is not None:
+        with oras.connect(index.reference, actions="pull,push", user=user) as store:
+            with_retries(partial(attestations.sign, store, index.digest, signer), store.connection)
+    return images, index
 
 
-def pull(
-    configs: Sequence[Config],
-    *,
-    registry: str | None,
-    tag: str | None,
-    user: str | None,
-    verify: bool,
-    key: Path | None,
-) -> list[Pulled]:
+def pull(configs: Sequence[Config], *, verify: bool, key: Path | None) -> list[Pulled]:
     """Pull each configuration's system image; with ``verify``, only if all signatures and statements are valid.
 
     Raises ConfigError if the key is not set, SignatureRefused if a signature or statement is invalid, and the same
     exceptions as ``registry.client.pull``.
     """
     if not verify:
-        return client.pull(configs, registry=registry, tag=tag, user=user)
-    wanted = client.shared_reference(configs, registry=registry, tag=tag)
+        return client.pull(configs)
+    wanted = client.shared_reference(configs)
     chosen = public_key(configs[0], key)
-    found = [_verified(config, wanted, user=user, key=chosen, contents=False) for config in configs]
-    digests = [item.digest for item in found]
-    done = client.pull(configs, registry=registry, tag=tag, user=user, digests=digests)
+    found = [_verified(config, wanted, key=chosen, contents=False) for config in configs]
+    done = client.pull(configs, digests=[item.digest for item in found])
     for config, item in zip(configs, found, strict=True):
         _remember(config, wanted, item)
     return done
@@ -111,7 +97,7 @@ def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
     """
     wanted = reference.parse(name)
     chosen = public_key(config, key)
-    found = _verified(config, wanted, user=None, key=chosen, contents=True)
+    found = _verified(config, wanted, key=chosen, contents=True)
     _remember(config, wanted, found)
     packages = len(found.statements[SPDX].get("packages", ()))
     return Checked(
@@ -270,14 +256,8 @@ def public_key(config: Config, key: Path | None) -> signing.PublicKey:
     return signing.load_public(key or ROOT / config.registry.public_key)
 
 
-def _user(config: Config, user: str | None) -> str:
-    return config.registry.user if user is None else user
-
-
-def _verified(
-    config: Config, wanted: Reference, *, user: str | None, key: signing.PublicKey, contents: bool
-) -> attestations.Verified:
-    with oras.connect(wanted, actions="pull", user=_user(config, user)) as store:
+def _verified(config: Config, wanted: Reference, *, key: signing.PublicKey, contents: bool) -> attestations.Verified:
+    with oras.connect(wanted, actions="pull", user=config.registry.user) as store:
 
         def attempt() -> tuple[distribution.RemoteImage, attestations.Verified]:
             held = distribution.read_image(store.connection, config.image.target.oci_platform)

@@ -1,4 +1,4 @@
-"""``push-artefacts`` and ``pull-artefacts``: transfer wheels between the artefact cache and a team's registry.
+"""``pull-artefacts``: pull wheels from a team's registry into the artefact cache.
 
 A team's builder images can contain different packages, so there can be several wheels with the same recipe key. If
 this machine has a builder image, the complete key of the wheel that the image would build is known, and that wheel is
@@ -48,7 +48,7 @@ def wanted(config: Config) -> list[tuple[str, str, bool]]:
     return [item for item in found if item[1]]
 
 
-def pull_artefacts(config: Config, *, registry: str | None = None, user: str | None = None) -> list[artefacts.Shared]:
+def pull_artefacts(config: Config) -> list[artefacts.Shared]:
     """Pull the artefacts that this checkout would build, and any optional ones.
 
     Raises the same exceptions as ``artefacts.pull``.
@@ -56,7 +56,7 @@ def pull_artefacts(config: Config, *, registry: str | None = None, user: str | N
     pulled = []
     for name, key, is_required in wanted(config):
         try:
-            pulled.append(_pull(config, name, key, registry=registry, user=user))
+            pulled.append(_pull(config, name, key))
         except ReferenceNotFound:
             if is_required:
                 raise
@@ -93,13 +93,13 @@ def _versions(config: Config, made: Manifest) -> dict[str, str]:
         return torch_build.versions_in(client, reference, config.image.target)
 
 
-def _pull(config: Config, name: str, key: str, *, registry: str | None, user: str | None) -> artefacts.Shared:
+def _pull(config: Config, name: str, key: str) -> artefacts.Shared:
     """Pull the artefact that a build would use or, if the registry lacks it, the one pushed last for the recipe."""
     exact, stated = artefact_key(config, name, key), name not in _WITHOUT_PROVENANCE
     if exact:
         with contextlib.suppress(ReferenceNotFound):
-            return artefacts.pull(config, name, exact, registry=registry, user=user, stated=stated)
-    pulled = artefacts.pull(config, name, key, registry=registry, user=user, stated=stated)
+            return artefacts.pull(config, name, exact, stated=stated)
+    pulled = artefacts.pull(config, name, key, stated=stated)
     if exact:
         note = "the registry has no artefact for this builder; the recipe's latest artefact was pulled instead"
         progress.say(f"    {name}: {note}")

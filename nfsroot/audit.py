@@ -1,7 +1,7 @@
 """Find and fix parts of a root filesystem that would cause failures when a board boots from it over NFS.
 
 The audit reads and writes files in the tree but executes none of them, so it needs no chroot and no emulator.
-Links are resolved as on the board and never lead out of the tree. A second audit finds nothing to fix.
+Links are resolved as on the board and never lead out of the tree. A second audit only replaces the host keys.
 
 The checks run in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that the NFS root
 uses must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
@@ -73,8 +73,6 @@ class Settings:
     """The public key for logins, as a line for authorized_keys."""
     now: int
     """The initial time of a board without a real-time clock, as Unix time."""
-    host_keys: tuple[str, ...] = ()
-    """Public host keys from an earlier audit of this tree; they are preserved if the tree still contains them."""
 
 
 @dataclass
@@ -100,24 +98,23 @@ class Audit:
         except OSError:
             return None
 
-    def write(self, path: str, text: str, *, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
-        """Write a regular file; replace an existing entry, even a link."""
+    def write(self, path: str, text: str, *, mode: int = 0o644) -> None:
+        """Write a regular file that belongs to root; replace an existing entry, even a link."""
         place = inside(self.root, path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(place) as aside:
-            aside.write_text(text, errors="surrogateescape")
-            os.chown(aside, *owner)
-            aside.chmod(mode)
-        self.touched.append(self._relative(place))
+        self._replace(place, text, (0, 0), mode)
 
     def rewrite(self, path: str, text: str) -> None:
         """Replace a file's text, and preserve the file's mode and owner."""
         place = follow(self.root, path)
         before = place.stat()
+        self._replace(place, text, (before.st_uid, before.st_gid), stat.S_IMODE(before.st_mode))
+
+    def _replace(self, place: Path, text: str, owner: tuple[int, int], mode: int) -> None:
         with replacing(place) as aside:
             aside.write_text(text, errors="surrogateescape")
-            os.chown(aside, before.st_uid, before.st_gid)
-            aside.chmod(stat.S_IMODE(before.st_mode))
+            os.chown(aside, *owner)
+            aside.chmod(mode)
         self.touched.append(self._relative(place))
 
     def link(self, path: str, target: str) -> None:
@@ -314,10 +311,6 @@ def _network(tree: Audit) -> None:
 def _host_keys(tree: Audit) -> None:
     if not tree.has("/etc/ssh"):
         tree.note("host-keys", "/etc/ssh", "no SSH server in the tree", "add openssh-server to the image", fixed=False)
-        return
-    present = [(tree.text(item) or "").strip() for item in tree.listing("/etc/ssh", "ssh_host_*_key.pub")]
-    if present and set(present) <= set(tree.settings.host_keys):
-        tree.host_keys += present
         return
     old = [Path(item).name for item in tree.listing("/etc/ssh", "ssh_host_*")]
     for name in old:

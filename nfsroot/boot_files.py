@@ -180,7 +180,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
         warnings.append("missing in the TFTP folder for boards without a card: " + "; ".join(missing))
     served = served_folders(config, final)
     access = [(_exports_path(str(place)), "rw" if is_writable else "ro") for place, is_writable in served.items()]
-    (output / final.exports.name).write_text(render("exports", folders=access, subnet=str(subnet)))
+    (output / "exports").write_text(render("exports", folders=access, subnet=str(subnet)))
     # This file is for a server that the user starts; serve-nfsroot renders its own file with its address and port.
     try:
         major = major_version(process.require_program("ganesha.nfsd", "to serve the tree"))
@@ -188,7 +188,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     except ProgramMissing as fault:
         warnings.append(f"{fault.summary}; ganesha.conf was not written")
     else:
-        (output / final.ganesha_conf.name).write_text(
+        (output / "ganesha.conf").write_text(
             ganesha_configuration(
                 list(served),
                 address=address,
@@ -209,7 +209,7 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
             warnings.append(f"{fault.summary}: {name} was not written")
         else:
             (output / name).write_text(text)
-    helper = output / final.helper.name
+    helper = output / HELPER.name
     helper.write_bytes(HELPER.read_bytes())
     helper.chmod(0o755)
     return warnings

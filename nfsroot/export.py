@@ -71,17 +71,8 @@ class ExportResult:
     layout: Layout | None
     """The tree's paths; None if only a tarball was requested."""
     tarball: Artefact | None
-    image: str
-    image_id: str
-    method: str
-    """How the image was read: overlay or layers."""
-    image_tree_sha256: str
-    """The hash of the tree in the image."""
-    rootfs_sha256: str
-    """The hash of the exported tree, after the audit's fixes."""
-    counts: dict[str, int]
+    manifest: Manifest
     findings: tuple[Finding, ...]
-    warnings: tuple[str, ...]
     copy_seconds: float
     seconds: float
 
@@ -149,7 +140,6 @@ def export(
                 findings = tuple(audited.findings)
                 hashed.refresh(audited.touched)
                 (metadata / final.known_hosts.name).write_text("".join(f"* {key}\n" for key in audited.host_keys))
-            rootfs, counts = hashed.sha256, dict(hashed.counts())
             documents = write_sbom(config, source, tree, metadata) if role == "system" else {}
             inputs = {"image": source.id, "hostname": settings.hostname, "fix": str(fix)}
             packed = _pack(tree, tarball) if tarball is not None else None
@@ -165,8 +155,8 @@ def export(
                     **origin,
                     "method": method,
                     "image_tree_sha256": before,
-                    "rootfs_sha256": rootfs,
-                    "counts": counts,
+                    "rootfs_sha256": hashed.sha256,
+                    "counts": dict(hashed.counts()),
                     "findings": [item.as_json() for item in findings],
                     "sbom": documents,
                 },
@@ -178,14 +168,8 @@ def export(
     return ExportResult(
         layout=final if as_folder else None,
         tarball=packed,
-        image=source.reference,
-        image_id=source.id,
-        method=method,
-        image_tree_sha256=before,
-        rootfs_sha256=rootfs,
-        counts=counts,
+        manifest=manifest,
         findings=findings,
-        warnings=warnings,
         copy_seconds=copied,
         seconds=time.monotonic() - began,
     )
@@ -460,15 +444,16 @@ def _put_back(final: Layout) -> None:
 def print_result(result: ExportResult, config: Config) -> None:
     """Print an export's findings and final table, and how other tasks can use a tree outside ``nfs.folder``."""
     rows = []
-    note = f"read by {result.method}, copied in {result.copy_seconds:.1f} s"
+    facts = result.manifest.facts
+    note = f"read by {facts['method']}, copied in {result.copy_seconds:.1f} s"
     if result.layout is not None:
-        size = result.counts["bytes"]
-        rows.append(progress.Row(str(result.layout.tree), size, result.rootfs_sha256, result.seconds, note))
+        size, rootfs = facts["counts"]["bytes"], facts["rootfs_sha256"]
+        rows.append(progress.Row(str(result.layout.tree), size, rootfs, result.seconds, note))
     if result.tarball is not None:
         rows.append(progress.row_of(str(result.tarball.path), result.tarball, result.seconds, note))
     if result.findings:
         progress.console.print(table(result.findings))
-    progress.summary(f"exported {result.image}", rows, warnings=result.warnings)
+    progress.summary(f"exported {facts['image']}", rows, warnings=result.manifest.warnings)
     if result.layout is not None and result.layout.place != config.nfsroot:
         progress.say(
             "serve-nfsroot, test-on-pi and deploy use the tree in nfs.folder; to use this tree, set a variable:"

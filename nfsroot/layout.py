@@ -104,29 +104,9 @@ class Layout:
         return self.folder / "ssh_known_hosts"
 
     @property
-    def exports(self) -> Path:
-        """The exports file for the kernel's NFS server, for copying to /etc/exports.d."""
-        return self.folder / "exports"
-
-    @property
-    def ganesha_conf(self) -> Path:
-        """The user-space server's configuration."""
-        return self.folder / "ganesha.conf"
-
-    @property
     def tftp(self) -> Path:
         """The TFTP folder for boards without a card: config.txt, cmdline.txt, kernel, initramfs, device trees."""
         return self.folder / "tftp"
-
-    @property
-    def cmdline(self) -> Path:
-        """The file with the board's kernel command line."""
-        return self.tftp / "cmdline.txt"
-
-    @property
-    def helper(self) -> Path:
-        """The script enter-nfsroot, for copying to the board."""
-        return self.folder / "enter-nfsroot"
 
     @property
     def marker(self) -> Path:

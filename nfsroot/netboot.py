@@ -33,7 +33,7 @@ from nfsroot.boot_files import BootParts, boot_parts, dnsmasq_configuration, ove
 from nfsroot.layout import Layout, require_export
 from nfsroot.serve import NfsServer, served_folders, serving_boards
 from nfsroot.tree import follow
-from toolchain import board_events, files, lab_boards, process, process_identity, progress
+from toolchain import board_events, files, lab_boards, ports, process, process_identity, progress
 from toolchain.addresses import own_addresses, server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, CommandFailed, InUse, NetworkUnreachable, UserError
@@ -196,15 +196,9 @@ def _running_dnsmasq(
         configuration = place / "dnsmasq.conf"
         configuration.write_text(text)
         words = ["--keep-in-foreground", f"--conf-file={configuration}", "--log-facility=-", f"--pid-file={place}/pid"]
-        child = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "TERM", str(program), *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        child = process.tied([program, *words], output=subprocess.PIPE)
         lines: queue.Queue[str | None] = queue.Queue()
-        reader = threading.Thread(target=_read, args=(child.stderr, lines), daemon=True)
+        reader = threading.Thread(target=_read, args=(child.stdout, lines), daemon=True)
         reader.start()
         stack.callback(reader.join)
         stack.callback(process.end_group, child)
@@ -303,7 +297,7 @@ def _watch(
                         keep(board, "ssh", f"the SSH server of {board.address} responds")
                         tell(board)
                     else:
-                        logins[board.mac] = pool.submit(_answers, board.address)
+                        logins[board.mac] = pool.submit(ports.is_ssh, board.address, 22, limit_s=_BANNER_WAIT_S)
                 elif board.advice(now) != shown.get(board.mac, ("", ""))[1]:
                     tell(board)
             if live is not None:
@@ -364,12 +358,3 @@ def neighbour(address: str) -> str:
         item["lladdr"] for item in listed if re.fullmatch(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}", item.get("lladdr", ""))
     ]
     return str(macs[0]) if macs else ""
-
-
-def _answers(address: str) -> bool:
-    try:
-        with socket.create_connection((address, 22), timeout=_BANNER_WAIT_S) as link:
-            link.settimeout(_BANNER_WAIT_S)
-            return link.recv(4) == b"SSH-"
-    except OSError:
-        return False

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from pathlib import Path
 
 from toolchain import ports, process
 from toolchain.board_events import TERMINAL_CODES
-from toolchain.errors import ArtefactMissing, BoardSilent, PlatformMismatch, ProgramMissing, UserError
+from toolchain.errors import ArtefactMissing, BoardSilent, PlatformMismatch, UserError
 
 HOST_SEEN_FROM_GUEST = "10.0.2.2"
 """The address of the host's loopback interface as seen from the guest in QEMU's user-mode network."""
@@ -256,8 +255,7 @@ class Machine:
         """
         if self.pid is not None:
             return
-        program = _EMULATIONS[self.spec.architecture].program
-        process.require_program(program, "to boot the exported tree")
+        process.require_program(_EMULATIONS[self.spec.architecture].program, "to boot the exported tree")
         process.require_program("setpriv", "to stop QEMU together with this program")
         self.console.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(_PORT_TRIES):
@@ -267,16 +265,7 @@ class Machine:
             with self._complaints.open("wb") as complaints:
                 complaints.write(f"$ {process.pasteable(command)}\n".encode())
                 complaints.flush()
-                try:
-                    self._process = subprocess.Popen(
-                        ["setpriv", "--pdeathsig", "TERM", *command],
-                        stdin=subprocess.DEVNULL,
-                        stdout=complaints,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                except FileNotFoundError as fault:
-                    raise ProgramMissing(f"cannot run {program}", fix="apt-get install util-linux") from fault
+                self._process = process.tied(command, output=complaints)
             self._began = time.monotonic()
             # QEMU exits immediately if another program has opened the port in the meantime.
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -310,7 +299,7 @@ class Machine:
                 raise self._silence(
                     "the virtual machine did not respond in time", f"an SSH server that responds within {limit_s:.0f} s"
                 )
-            if _has_banner(self.ssh_port, min(_BANNER_WAIT_S, left)):
+            if ports.is_ssh(ports.LOOPBACK, self.ssh_port, limit_s=min(_BANNER_WAIT_S, left)):
                 self.boot_seconds = time.monotonic() - self._began
                 return
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
@@ -385,24 +374,3 @@ def _death(console: str) -> str:
         return dead[0].strip()
     refusals = _MOUNT_REFUSED.findall(console)
     return refusals[-1] if len(refusals) >= _MOUNT_REFUSALS else ""
-
-
-def _has_banner(port: int, wait_s: float) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=wait_s) as link:
-            link.settimeout(wait_s)
-            return link.recv(64).startswith(b"SSH-")
-    except OSError:
-        return False
-
-
-__all__ = [
-    "BootFiles",
-    "Machine",
-    "MachineSpec",
-    "boot_files",
-    "cpu_of",
-    "program_of",
-    "qemu_version",
-    "running_machine",
-]

@@ -17,8 +17,6 @@ import contextlib
 import glob
 import os
 import re
-import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -30,13 +28,12 @@ from pathlib import Path
 from nfsroot import private_network
 from nfsroot.layout import Layout, require_export
 from nfsroot.rendering import render
-from toolchain import files, ports, process, process_identity, progress
+from toolchain import files, leftovers, ports, process, process_identity, progress
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, UserError
 
-_SCRATCH = "pitorch-nfs."
-_YOUNG_S = 60.0
+_SCRATCH = "pitorch-nfs"
 _PORTMAPPER = 111
 _RESERVED = 1024
 """NFS-Ganesha's PrivilegedPort accepts only client ports below this number."""
@@ -165,7 +162,13 @@ def running_server(
                 f"{item} cannot be served", expected="a folder", found="no folder", fix="run ./inv export-nfsroot"
             )
     port = port or ports.free_port(address)
-    ports.require_free(address, port, server="the NFS server", section="nfs")
+    ports.require_free(
+        address,
+        port,
+        server="the NFS server",
+        settings=["nfs.address", "nfs.port"],
+        service="for the kernel's NFS server: systemctl stop nfs-server",
+    )
     _provide_mtab()
     with contextlib.ExitStack() as stack:
         for item in folders:
@@ -195,14 +198,7 @@ def running_server(
         if nfsv3:
             stack.enter_context(_portmapper())
         paths = ["-f", str(configuration), "-L", str(log), "-p", str(scratch / "ganesha.pid")]
-        server = subprocess.Popen(
-            # The kernel terminates the server if this process is killed.
-            ["setpriv", "--pdeathsig", "TERM", str(program), "-F", *paths, "-N", "NIV_EVENT"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        server = process.tied([program, "-F", *paths, "-N", "NIV_EVENT"])
         stack.callback(process.end_group, server, polite_s=_STOP_LIMIT_S)
         made = NfsServer(folders=folders, address=address, port=port, nfsv3=nfsv3, log=log, pid=server.pid)
         _await_ready(made, server)
@@ -240,19 +236,18 @@ def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """Create a folder for the server's files. Remove the folders of killed servers, whose locks are free."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError, InUse):
-            if left.lstat().st_uid == os.geteuid():  # another user's folder may contain arbitrary links
-                _remove_unheld(left)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder, files.locked(Path(folder)):
-        yield Path(folder)
+    """Create a folder for the server's files, and remove the folders of killed servers."""
+    top = Path(tempfile.gettempdir()).resolve()
+    # Another user's folder may contain arbitrary links.
+    leftovers.clear((path for path in top.glob(f".{_SCRATCH}.*.scratch") if _is_own(path)), top)
+    with files.scratch_folder(top, _SCRATCH) as folder:
+        yield folder
 
 
-def _remove_unheld(folder: Path) -> None:
-    if time.time() - folder.stat().st_mtime > _YOUNG_S:  # a newer folder may not be locked yet
-        with files.held(folder / "lock", InUse(f"{folder} is in use")):
-            shutil.rmtree(folder, ignore_errors=True)
+def _is_own(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # removed in the meantime
+        return path.lstat().st_uid == os.geteuid()
+    return False
 
 
 @contextlib.contextmanager
@@ -347,8 +342,8 @@ def _await_ready(server: NfsServer, child: subprocess.Popen[bytes]) -> None:
             raise _failed(server, f"the NFS server exited immediately: {process.explain_exit(child.returncode)}")
         if time.monotonic() > deadline:
             raise _failed(server, f"the NFS server does not serve {waiting[0]} after {_READY_LIMIT_S:.0f} s", complaint)
-        complaint = "" if not _listens(server) else probe(server, waiting[0])
-        if _listens(server) and not complaint:
+        complaint = probe(server, waiting[0])
+        if not complaint:
             waiting.pop(0)
             continue
         if "NFS SERVER INITIALIZED" in _tail(server.log, 200) and "NFS4ERR_NOENT" in complaint:
@@ -359,13 +354,6 @@ def _await_ready(server: NfsServer, child: subprocess.Popen[bytes]) -> None:
                 fix="set nfs.folder to a folder on a file system with file handles (ext4, xfs, btrfs or tmpfs)",
             )
         time.sleep(0.1)
-
-
-def _listens(server: NfsServer) -> bool:
-    address = "127.0.0.1" if server.address == "0.0.0.0" else server.address  # noqa: S104
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        trial.settimeout(1)
-        return trial.connect_ex((address, server.port)) == 0
 
 
 def _failed(server: NfsServer, summary: str, found: str = "", *, fix: str = "") -> UserError:
@@ -401,27 +389,15 @@ def _provide_mtab() -> None:
 @contextlib.contextmanager
 def _portmapper() -> Iterator[None]:
     """Use a running portmapper, or start one and stop it when the block ends."""
-
-    def answers() -> bool:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-            trial.settimeout(1)
-            return trial.connect_ex(("127.0.0.1", _PORTMAPPER)) == 0
-
-    if answers():
+    if ports.accepts(ports.LOOPBACK, _PORTMAPPER):
         yield
         return
     program = process.require_program("rpcbind", "to serve NFSv3 (the portmapper)")
     Path("/run/rpcbind").mkdir(mode=0o755, exist_ok=True)
-    child = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "TERM", os.fspath(program), "-f", "-w"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    child = process.tied([program, "-f", "-w"])
     try:
         deadline = time.monotonic() + 15
-        while not answers():
+        while not ports.accepts(ports.LOOPBACK, _PORTMAPPER):
             if child.poll() is not None or time.monotonic() > deadline:
                 raise UserError(
                     "the portmapper (rpcbind) did not start",

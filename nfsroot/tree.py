@@ -124,11 +124,6 @@ class TreeHash:
             seen.add(entry.inode)
         return {**found, "bytes": size}
 
-    def paths(self) -> Iterator[tuple[bytes, int]]:
-        """Yield every path relative to the root, with its mode."""
-        for path, entry in self._entries.items():
-            yield path, entry.mode
-
 
 def _walk(top: bytes) -> Iterator[bytes]:
     """Yield paths relative to ``top``, starting with ``.``; links are not followed."""

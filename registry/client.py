@@ -83,84 +83,66 @@ class Pulled:
 
 @dataclass(frozen=True, kw_only=True)
 class PushedIndex:
-    """The verified images for several architectures under one tag in the registry."""
+    """The index of the images for several architectures under one tag in the registry."""
 
     reference: Reference
     digest: str
     """The digest of the OCI image index."""
     size: int
     """The index's size in bytes."""
-    images: tuple[Pushed, ...]
-    """The images. Each also has its own tag, TAG-ARCHITECTURE."""
     seconds: float
 
 
-def push(config: Config, *, registry: str | None = None, tag: str | None = None, user: str | None = None) -> Pushed:
-    """Push the system image and verify that the registry holds it.
+def push(configs: Sequence[Config]) -> tuple[list[Pushed], PushedIndex | None]:
+    """Push the system images and verify that the registry holds them.
 
-    ``registry`` is HOST[:PORT]/NAMESPACE; the defaults are in the configuration. The password comes from
-    registry.credentials. Raises ReferenceNotFound if the engine does not have the image; otherwise UserError,
-    PlatformMismatch, AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed or EngineUnavailable.
-    """
-    reference = resolve(config, registry=registry, tag=tag)
-    with _engine("pushed the image") as client:
-        _require_pushable(client, config)
-        with _session(client, reference, actions="pull,push", user=_user(config, user)) as (remote, credentials):
-            return _push(client, remote, credentials, config)[0]
+    For several architectures, each image has the tag TAG-ARCHITECTURE, and an OCI image index, from which an engine
+    selects its platform, has the tag from ``shared_reference``. The index is stored last, so an error leaves that tag
+    unchanged. The configurations must differ only in their architecture.
 
-
-def push_index(
-    configs: Sequence[Config], *, registry: str | None = None, tag: str | None = None, user: str | None = None
-) -> PushedIndex:
-    """Push the images for several architectures, and an OCI image index from which an engine selects its platform.
-
-    The index has the tag from ``shared_reference`` and is stored last, so an error leaves that tag unchanged. The
-    configurations must differ only in their architecture. Takes the same options and raises the same errors as
-    ``push``.
+    The password comes from registry.credentials. Raises ReferenceNotFound if the engine does not have an image;
+    otherwise UserError, PlatformMismatch, AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed or
+    EngineUnavailable.
     """
     began = time.monotonic()
-    reference = shared_reference(configs, registry=registry, tag=tag)
-    own_tags = [f"{reference.tag}-{config.image.architecture}" for config in configs]
-    for name in own_tags:  # raises UserError if a reference is too long
-        resolve(configs[0], registry=registry, tag=name)
-    with _engine("pushed the images") as client:
+    reference = shared_reference(configs)
+    tags = [reference.tag]
+    if len(configs) > 1:
+        tags = [f"{reference.tag}-{config.image.architecture}" for config in configs]
+    for tag in tags:  # raises UserError if a tag is too long
+        resolve(configs[0], tag=tag)
+    with _engine(f"pushed the image{'s' if len(configs) > 1 else ''}") as client:
         for config in configs:
             _require_pushable(client, config)
-        with _session(client, reference, actions="pull,push", user=_user(configs[0], user)) as (remote, credentials):
+        with _session(client, configs[0], reference, actions="pull,push") as (remote, credentials):
             done = [
-                _push(client, remote.at(name), credentials, config)
-                for config, name in zip(configs, own_tags, strict=True)
+                _push(client, remote.at(tag), credentials, config) for config, tag in zip(configs, tags, strict=True)
             ]
+            pushed = [image for image, _ in done]
+            if len(configs) == 1:
+                return pushed, None
             document = index(held for _, held in done)
             with_retries(lambda: put_manifest(remote, document, INDEX_TYPE), remote)
-    return PushedIndex(
+    return pushed, PushedIndex(
         reference=reference,
         digest=digest_of(document),
         size=len(document),
-        images=tuple(pushed for pushed, _ in done),
         seconds=time.monotonic() - began,
     )
 
 
-def pull(
-    configs: Sequence[Config],
-    *,
-    registry: str | None = None,
-    tag: str | None = None,
-    user: str | None = None,
-    digests: Sequence[str] = (),
-) -> list[Pulled]:
+def pull(configs: Sequence[Config], *, digests: Sequence[str] = ()) -> list[Pulled]:
     """Pull system images from one tag, verify their digests and platforms, and tag them with their local names.
 
     The configurations must differ only in their architecture, which selects the image from an index. ``digests`` lists
-    the accepted digests, one for each image; if it is empty, any digest is accepted. Takes the same options and raises
-    the same errors as ``push``, but ReferenceNotFound means that the registry does not have the tag. PlatformMismatch
-    is raised before the transfer.
+    the accepted digests, one for each image; if it is empty, any digest is accepted. Raises the same errors as
+    ``push``, but ReferenceNotFound means that the registry does not have the tag. PlatformMismatch is raised before the
+    transfer.
     """
-    reference = shared_reference(configs, registry=registry, tag=tag)
+    reference = shared_reference(configs)
     with (
         _engine("pulled the image") as client,
-        _session(client, reference, actions="pull", user=_user(configs[0], user)) as (remote, credentials),
+        _session(client, configs[0], reference, actions="pull") as (remote, credentials),
         _temporary_digests(client) as pulled,
     ):
         return [
@@ -169,12 +151,10 @@ def pull(
         ]
 
 
-def shared_reference(configs: Sequence[Config], *, registry: str | None, tag: str | None) -> Reference:
+def shared_reference(configs: Sequence[Config]) -> Reference:
     """Return the images' shared reference. For several architectures, the default tag contains no architecture."""
     config = configs[0]
-    if len(configs) > 1:
-        tag = tag or config.registry.tag or config.image.release
-    return resolve(config, registry=registry, tag=tag)
+    return resolve(config, tag=config.registry.tag or config.image.release if len(configs) > 1 else None)
 
 
 def _require_pushable(client: docker.DockerClient, config: Config) -> None:
@@ -295,10 +275,6 @@ def _pull(
     )
 
 
-def _user(config: Config, user: str | None) -> str:
-    return config.registry.user if user is None else user
-
-
 @contextlib.contextmanager
 def _engine(doing: str) -> Iterator[docker.DockerClient]:
     stored.require_readable()
@@ -313,12 +289,12 @@ def _engine(doing: str) -> Iterator[docker.DockerClient]:
 
 @contextlib.contextmanager
 def _session(
-    client: docker.DockerClient, reference: Reference, *, actions: str, user: str
+    client: docker.DockerClient, config: Config, reference: Reference, *, actions: str
 ) -> Iterator[tuple[Connection, Credentials | None]]:
     """Yield a logged-in connection to the registry, and the credentials (None for anonymous access)."""
     insecure = is_insecure(reference.host, client.api.info())
     with Connection(reference, insecure=insecure, actions=actions) as remote:
-        yield remote, log_in(remote, actions=actions, user=user)
+        yield remote, log_in(remote, actions=actions, user=config.registry.user)
 
 
 def _inspect(client: docker.DockerClient, name: str) -> Mapping[str, Any] | None:

@@ -1,8 +1,8 @@
 """Run a registry on this machine for experiments and tests: Debian's ``docker-registry`` as a background process.
 
-``up`` renders a configuration from ``registry.yml.j2``, starts ``docker-registry serve`` in a new session and waits for
-the response to ``GET /v2/`` (distribution API specification). The build folder's ``registry/`` contains the registry's
-state file, log and images. ``down`` preserves the images.
+``start`` renders a configuration from ``registry.yml.j2``, starts ``docker-registry serve`` in a new session and waits
+for the response to ``GET /v2/`` (distribution API specification). The build folder's ``registry/`` contains the
+registry's state file, log and images. ``down`` preserves the images.
 
 The registry has no access control, and engines accept plain HTTP only on loopback addresses. The registry therefore
 listens on the loopback address unless ``registry.address`` is an address of this machine. Tests call ``serve`` with
@@ -12,13 +12,11 @@ environment variables that enable TLS or access control.
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -53,7 +51,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Config) -> Settings:
-        """Return the settings for ``up``: the configured address if it is this machine's, otherwise 127.0.0.1:5000.
+        """Return the settings for the configured address if it is this machine's, otherwise for 127.0.0.1:5000.
 
         Host names other than localhost are treated as other machines.
         """
@@ -63,7 +61,7 @@ class Settings:
             return cls(folder=folder, port=port or 80)
         with contextlib.suppress(ValueError):
             address = ipaddress.ip_address(host)
-            if address.is_loopback or _bind_fault(host, 0) is None:
+            if address.is_loopback or ports.bind_fault(host, 0) is None:
                 return cls(folder=folder, host=host, port=port or 80)
         return cls(folder=folder, port=5000)
 
@@ -113,27 +111,13 @@ class Registry:
         return self.pid != 0
 
 
-def up(config: Config) -> Registry:
-    """Start the local registry if it is not running, and wait until it responds.
-
-    Raises ProgramMissing, or UserError if the port is in use or the registry does not start.
-    """
-    return start(Settings.of(config))
-
-
-def down(config: Config, *, purge: bool = False) -> Registry:
+def down(settings: Settings, *, purge: bool = False) -> Registry:
     """Stop the registry if it is running; with ``purge``, also delete its images."""
-    settings = Settings.of(config)
     stop(settings)
     if purge and settings.folder.is_dir():
         files.require_owned(settings.folder)
         files.remove(settings.folder)
     return look(settings)
-
-
-def status(config: Config) -> Registry:
-    """Return the current state of the registry."""
-    return look(Settings.of(config))
 
 
 @contextlib.contextmanager
@@ -146,7 +130,10 @@ def serve(settings: Settings) -> Iterator[Registry]:
 
 
 def start(settings: Settings) -> Registry:
-    """Start a registry as ``up`` does, but with the given settings."""
+    """Start the registry if it is not running, and wait until it responds.
+
+    Raises ProgramMissing, InUse if the port is in use, or UserError if the registry does not start.
+    """
     program = process.require_program("docker-registry", "to run a local registry")
     with files.owned(settings.folder):
         running = _recorded(settings)
@@ -155,13 +142,21 @@ def start(settings: Settings) -> Registry:
         if running is not None:
             _end(settings)
         port = settings.port or ports.free_port(settings.host)
-        _require_free(settings.host, port)
+        # A killed registry's threads can keep the port open slightly longer than the process exists.
+        ports.require_free(
+            settings.host,
+            port,
+            server="the local registry",
+            settings=["registry.address"],
+            service="for Debian's own service: systemctl disable --now docker-registry",
+            wait_s=_PORT_LIMIT_S,
+        )
         _render(settings, port)
         return _start(program, settings, port)
 
 
 def stop(settings: Settings) -> bool:
-    """Stop a registry as ``down`` does, but with the given settings; return whether it was running."""
+    """Stop the registry, and return whether it was running."""
     if not settings.folder.is_dir():
         return False
     with files.owned(settings.folder):
@@ -169,7 +164,7 @@ def stop(settings: Settings) -> bool:
 
 
 def look(settings: Settings) -> Registry:
-    """Return a registry's state as ``status`` does, but for the given settings."""
+    """Return the current state of the registry."""
     running = _recorded(settings)
     if running is not None and _responds(running, settings):
         return running
@@ -297,34 +292,3 @@ def _end(settings: Settings) -> bool:
             os.waitpid(running.pid, os.WNOHANG)
     settings.state.unlink(missing_ok=True)
     return running is not None
-
-
-def _require_free(host: str, port: int) -> None:
-    deadline = time.monotonic() + _PORT_LIMIT_S
-    while fault := _bind_fault(host, port):
-        # A killed registry's threads can keep the port open slightly longer than the process exists.
-        if fault.errno == errno.EADDRINUSE and time.monotonic() < deadline:
-            time.sleep(0.05)
-            continue
-        debian = "; for Debian's own service: systemctl disable --now docker-registry" if port == 5000 else ""
-        raise UserError(
-            f"the local registry cannot listen on {host}:{port}",
-            expected="a free port that this user may listen on",
-            found=os.strerror(fault.errno or 0),
-            fix=f"find and stop the program that listens there (ss -ltnp 'sport = :{port}'{debian}), "
-            "or set registry.address in invoke.yaml to another port",
-        ) from fault
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _bind_fault(host: str, port: int) -> OSError | None:
-    with socket.socket(_family(host)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as fault:
-            return fault
-    return None

@@ -21,6 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -141,7 +142,10 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
             return _reload(state, daemon)
         except BaseException as fault:  # including Ctrl-C
             if state.changed:
-                _restore(path, backup)
+                if backup is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    os.replace(backup, path)
                 note = f"{state.file} was restored, {_reload_restored(daemon, active)}"
                 if isinstance(fault, UserError):
                     fault.found = "; ".join(part for part in (fault.found, note) if part)
@@ -210,14 +214,6 @@ def _reload_command(daemon: Daemon | None) -> list[str]:
 
 def _as_root() -> str:
     return f"run the task as root: {caller.as_root('./inv mirror …')}"
-
-
-def _restore(path: Path, backup: Path | None) -> None:
-    """Rename the backup to the original path or, without a backup, delete the file."""
-    if backup is None:
-        path.unlink(missing_ok=True)
-    else:
-        os.replace(backup, path)
 
 
 @contextlib.contextmanager
@@ -332,13 +328,9 @@ def _write(path: Path, document: dict[str, Any], old: str) -> Path | None:
 
 
 def _back_up(path: Path) -> Path:
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    for number in range(1000):
-        backup = path.with_name(f"{path.name}.{stamp}{f'.{number}' if number else ''}.bak")
-        if not backup.exists():
-            shutil.copy2(path, backup)
-            return backup
-    raise _unusable(path, "fewer than 1000 backups", f"1000 backups of {stamp}")
+    backup = path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.bak")
+    shutil.copy2(path, backup)
+    return backup
 
 
 def _indentation(text: str) -> int | str:

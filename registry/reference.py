@@ -6,6 +6,7 @@ characters before the tag. The host is always included; otherwise the engine wou
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
@@ -43,17 +44,24 @@ class Reference:
         return f"{self.name}:{self.tag}"
 
 
-def resolve(config: Config, *, registry: str | None = None, tag: str | None = None) -> Reference:
-    """Return the system image's reference; the arguments override the configuration's section ``registry``.
+def with_options(config: Config, *, registry: str = "", tag: str = "", user: str = "") -> Config:
+    """Return the configuration with the values of ``--registry``, ``--tag`` and ``--user``, unless these are empty.
 
     ``registry`` is HOST[:PORT]/NAMESPACE; the default namespace is the configured one. Raises UserError.
     """
-    host, namespace = config.registry.address, config.registry.namespace
-    if registry is not None:
-        given_host, _, given_namespace = registry.partition("/")
-        _check_host(given_host, registry)
-        host, namespace = given_host, given_namespace.rstrip("/") or namespace
-    repository = f"{namespace}/{config.registry.repository}"
+    section = config.registry
+    if registry:
+        host, _, namespace = registry.partition("/")
+        _check_host(host, registry)
+        section = dataclasses.replace(section, address=host, namespace=namespace.rstrip("/") or section.namespace)
+    section = dataclasses.replace(section, tag=tag or section.tag, user=user or section.user)
+    return dataclasses.replace(config, registry=section)
+
+
+def resolve(config: Config, *, tag: str | None = None) -> Reference:
+    """Return the system image's reference, by default with the configured tag. Raises UserError."""
+    host = config.registry.address
+    repository = f"{config.registry.namespace}/{config.registry.repository}"
     _check_repository(host, repository)
     tag = config.tag if tag is None else tag
     if not _TAG.fullmatch(tag):

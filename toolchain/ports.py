@@ -1,4 +1,4 @@
-"""Choose and check TCP ports before a server starts."""
+"""Choose and check TCP ports for servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import errno
 import secrets
 import socket
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from toolchain import process
@@ -40,7 +42,7 @@ class _Taken(Exception):
 
 
 def _bound(host: str, port: int) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    with socket.socket(_family(host)) as probe:
         try:
             probe.bind((host, port))
         except OSError as fault:
@@ -50,39 +52,70 @@ def _bound(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def require_free(address: str, port: int, *, server: str, section: str) -> None:
-    """Raise InUse if another program listens on the port, or UserError if the address is not this machine's.
+def require_free(
+    address: str, port: int, *, server: str, settings: Sequence[str], service: str = "", wait_s: float = 0.0
+) -> None:
+    """Raise InUse if another program listens on the port, or UserError if this user cannot listen there.
 
-    ``section`` is the section of invoke.yaml with the address and port. Also raises UserError for a port out of range.
+    ``settings`` are the names of the settings with the address and the port; the last one has the port. ``service``
+    names a service that often uses the port, and the command that stops it. A port in use may become free within
+    ``wait_s`` seconds. Also raises UserError for a port out of range.
     """
     if not 0 < port < 65536:
         raise UserError(
             f"{server} cannot listen on port {port}",
             expected="a TCP port from 1 to 65535",
             found=f"{port}",
-            fix=f"pass another --port, or omit --port to use {section}.port",
+            fix=f"pass another --port, or omit --port to use {settings[-1]}",
         )
-    kernels = " (for the kernel's NFS server: systemctl stop nfs-server)" if section == "nfs" else ""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    deadline = time.monotonic() + wait_s
+    while (fault := bind_fault(address, port)) is not None:
+        if fault.errno != errno.EADDRINUSE:
+            raise UserError(
+                f"{server} cannot listen on {address}:{port}",
+                expected="an address of this machine, and a port that this user may listen on",
+                found=fault.strerror or str(fault),
+                fix=f"set {' and '.join(settings)} in invoke.yaml to an address that `ip address` lists and to a port "
+                "above 1023",
+            ) from fault
+        if time.monotonic() >= deadline:
+            hint = f" ({service})" if service else ""
+            raise InUse(
+                f"port {port} is in use",
+                expected=f"no program listening on {address}:{port}",
+                found=_listener(port),
+                fix=f"stop the program that uses the port{hint}, or set {settings[-1]} to a free port",
+            ) from fault
+        time.sleep(0.05)
+
+
+def bind_fault(address: str, port: int) -> OSError | None:
+    """Return the error that a server would get at this address and port, or None; port 0 stands for any port."""
+    with socket.socket(_family(address)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
-        except PermissionError:
-            return
         except OSError as fault:
-            if fault.errno == errno.EADDRINUSE:
-                raise InUse(
-                    f"port {port} is in use",
-                    expected=f"no program listening on {address}:{port}",
-                    found=_listener(port),
-                    fix=f"stop the program that uses the port{kernels}, or set {section}.port to a free port",
-                ) from fault
-            raise UserError(
-                f"{server} cannot listen on {address}",
-                expected="an IPv4 address of this machine",
-                found=str(fault.strerror),
-                fix=f"set {section}.address in invoke.yaml to an address that `ip address` lists",
-            ) from fault
+            return fault
+    return None
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def accepts(address: str, port: int, *, limit_s: float = 1.0) -> bool:
+    """Return whether a server accepts TCP connections at this address and port."""
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=limit_s):
+        return True
+    return False
+
+
+def is_ssh(address: str, port: int, *, limit_s: float) -> bool:
+    """Return whether a server at this address and port sends an SSH server's first line."""
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=limit_s) as link:
+        return link.recv(64).startswith(b"SSH-")
+    return False
 
 
 def _listener(port: int) -> str:

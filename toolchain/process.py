@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import IO, Any
 
 from toolchain import caller, reaper
 from toolchain.errors import FIXES, CommandFailed, CommandTimedOut, ProgramMissing, RootNeeded, UserError
@@ -184,6 +184,19 @@ class _Reaper:
 
 _reaper = _Reaper()
 atexit.register(_reaper.close)
+
+
+def tied(
+    argv: Sequence[str | os.PathLike[str]], *, output: int | IO[bytes] = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start a server in a new session. The kernel terminates the server if this process is killed (prctl(2))."""
+    return subprocess.Popen(
+        ["setpriv", "--pdeathsig", "TERM", *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 @contextlib.contextmanager

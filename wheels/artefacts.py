@@ -235,27 +235,25 @@ def key_of(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def push(config: Config, *, registry: str | None = None, user: str | None = None, name: str = "") -> list[Shared]:
-    """Push all entries, or those called ``name``, to a registry, and verify that it holds them.
+def push(config: Config) -> list[Shared]:
+    """Push all entries to the registry, and verify that it holds them.
 
-    ``registry`` is HOST[:PORT]/NAMESPACE. A complete artefact with the same tag is not replaced: the first push wins.
+    A complete artefact with the same tag is not replaced: the first push wins.
     Raises ArtefactMissing if there is nothing to push; ArtefactDamaged if an entry is damaged; otherwise the same
     exceptions as registry.oras.
     """
-    found = [item for item in entries(config) if name in ("", item.name)]
+    found = list(entries(config))
     if not found:
         raise ArtefactMissing(
             "there is no artefact to push",
             expected=f"a finished wheel in {_folder(config)}",
-            found="none" + (f" named {name}" if name else ""),
+            found="none",
             fix="run ./inv build-torch",
         )
-    return [_push(config, item, registry=registry, user=user) for item in found]
+    return [_push(config, item) for item in found]
 
 
-def pull(
-    config: Config, name: str, key: str, *, registry: str | None = None, user: str | None = None, stated: bool = True
-) -> Shared:
+def pull(config: Config, name: str, key: str, *, stated: bool = True) -> Shared:
     """Pull the artefact with a name and a key, unless this machine has it.
 
     ``key`` is the artefact's key or the recipe's. A damaged entry on this machine is renamed and replaced. ``stated``
@@ -265,8 +263,8 @@ def pull(
     no provenance or is not the requested one; otherwise the same exceptions as registry.oras.
     """
     began = time.monotonic()
-    reference = _reference(config, _tag(name, key), registry)
-    with oras.connect(reference, actions="pull", user=_user(config, user)) as remote:
+    reference = _reference(config, _tag(name, key))
+    with oras.connect(reference, actions="pull", user=config.registry.user) as remote:
         held = with_retries(remote.artefact, remote.connection)
         _require_ours(reference, held, name, key)
         own, recipe = held.annotations[_KEY_ANNOTATION], held.annotations.get(_RECIPE_ANNOTATION, "")
@@ -319,13 +317,13 @@ def _entry_or_warning(config: Config, name: str, key: str) -> Entry | None:
     return None
 
 
-def _push(config: Config, item: Entry, *, registry: str | None, user: str | None) -> Shared:
+def _push(config: Config, item: Entry) -> Shared:
     began = time.monotonic()
-    reference = _reference(config, item.tag, registry)
+    reference = _reference(config, item.tag)
     annotations = {_NAME_ANNOTATION: item.name, _KEY_ANNOTATION: item.key}
     if item.recipe:
         annotations[_RECIPE_ANNOTATION] = item.recipe
-    with oras.connect(reference, actions="pull,push", user=_user(config, user)) as remote:
+    with oras.connect(reference, actions="pull,push", user=config.registry.user) as remote:
         held = with_retries(remote.find_complete, remote.connection)
         if held is not None:
             _require_ours(reference, held, item.name, item.key)
@@ -381,14 +379,10 @@ def _tag(name: str, key: str) -> str:
     return f"{name}-{key[:_TAG_DIGITS]}"
 
 
-def _reference(config: Config, tag: str, registry: str | None) -> Reference:
+def _reference(config: Config, tag: str) -> Reference:
     """Return an artefact's reference, whose repository is ``registry.artefacts``."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
-    return resolve(dataclasses.replace(config, registry=section), registry=registry, tag=tag)
-
-
-def _user(config: Config, user: str | None) -> str:
-    return config.registry.user if user is None else user
+    return resolve(dataclasses.replace(config, registry=section), tag=tag)
 
 
 def _folder(config: Config) -> Path:

@@ -31,7 +31,6 @@ from werkzeug.utils import redirect, send_file
 from werkzeug.wrappers import Response
 
 from toolchain import ports, progress
-from toolchain.errors import UserError
 from toolchain.files import sha256_of
 from wheels import find as wheels
 
@@ -222,11 +221,13 @@ def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0
 
     Raises InUse, or UserError if the address is not this machine's.
     """
-    with _listen(address, port) as listener:
+    port = port or ports.free_port(address)
+    ports.require_free(address, port, server="the package index", settings=["wheels.address", "wheels.port"])
+    with socket.create_server((address, port)) as listener:
         application = _Log(_Index(offered))
         server = make_server(
             address,
-            listener.getsockname()[1],
+            port,
             application,
             threaded=True,
             request_handler=_Handler,
@@ -239,20 +240,6 @@ def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0
     finally:
         server.shutdown()
         thread.join()
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    if port:
-        ports.require_free(address, port, server="the package index", section="wheels")
-    try:
-        return socket.create_server((address, port))
-    except OSError as fault:
-        raise UserError(
-            f"the package index cannot listen on {address}:{port}",
-            expected="an address of this machine, and a port that this user may listen on",
-            found=fault.strerror or str(fault),
-            fix="set wheels.address and wheels.port in invoke.yaml, or pass --address and --port",
-        ) from fault
 
 
 def instructions(url: str, names: Sequence[str]) -> list[str]:

@@ -19,8 +19,9 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import docker
 import jinja2
@@ -28,7 +29,7 @@ import nasty_image
 import pytest
 from nasty_image import tree_listing
 from ordinary_user import run_python
-from registry_parts import second_engine
+from registry_parts import second_engine, small_disk
 from waiting import eventually
 
 from engine.connect import connect, engine_lost
@@ -58,6 +59,14 @@ NAME = f"pitorch-test-{os.getpid()}"
 ARMHF = ARCHITECTURES["armhf"]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an export sets the owners of files")
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def needs_engine_and_root(function: Function) -> Function:
+    for mark in (pytest.mark.engine, needs_root):
+        function = mark(function)
+    return function
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +164,7 @@ def without_root(listing: dict[bytes, tuple[object, ...]]) -> dict[bytes, tuple[
 # Exactness
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("method", ["overlay", "layers"])
 def test_both_methods_are_exact(client: docker.DockerClient, reference: str, tmp_path: Path, method: str) -> None:
     source = unpack.find_image(client, reference, ARMHF)
@@ -170,8 +178,7 @@ def test_both_methods_are_exact(client: docker.DockerClient, reference: str, tmp
     assert [item for item in tmp_path.iterdir() if item.name != "tree"] == []
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_other_storage_drivers_give_the_same_tree(
     reference: str, client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,20 +190,21 @@ def test_other_storage_drivers_give_the_same_tree(
         layers = [nasty_image.layer(nasty_image.lower_layer()), nasty_image.layer(nasty_image.upper_layer())]
         nasty_image.load(connect(), reference, layers)
         there = export(config_for(reference), destination=tmp_path / "there", fix=False)
-    assert there.method == "layers"
-    assert there.rootfs_sha256 == here.rootfs_sha256
-    assert there.image_id == here.image_id
+    expected, found = here.manifest.facts, there.manifest.facts
+    assert found["method"] == "layers"
+    assert found["rootfs_sha256"] == expected["rootfs_sha256"]
+    assert found["image_id"] == expected["image_id"]
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_only_the_fixes_change_the_hash(config: Config, tmp_path: Path) -> None:
     raw = export(config, destination=tmp_path / "raw", fix=False)
     fixed = export(config, destination=tmp_path / "fixed")
-    assert raw.rootfs_sha256 == raw.image_tree_sha256 == fixed.image_tree_sha256
+    plain, changed_facts = raw.manifest.facts, fixed.manifest.facts
+    assert plain["rootfs_sha256"] == plain["image_tree_sha256"] == changed_facts["image_tree_sha256"]
     assert raw.findings == ()
-    assert fixed.rootfs_sha256 != fixed.image_tree_sha256
-    assert fixed.rootfs_sha256 == TreeHash.of(tmp_path / "fixed" / "tree").sha256, (
+    assert changed_facts["rootfs_sha256"] != changed_facts["image_tree_sha256"]
+    assert changed_facts["rootfs_sha256"] == TreeHash.of(tmp_path / "fixed" / "tree").sha256, (
         "the hash that is updated by entry must equal a full hash"
     )
     before, after = tree_listing(tmp_path / "raw" / "tree"), tree_listing(tmp_path / "fixed" / "tree")
@@ -214,8 +222,7 @@ def test_only_the_fixes_change_the_hash(config: Config, tmp_path: Path) -> None:
     assert unnamed == set(), "the findings must name every changed entry"
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_tarball_has_the_same_tree(config: Config, tmp_path: Path) -> None:
     first = export(config, tarball=tmp_path / "one" / "root.tar", fix=False)
     second = export(config, tarball=tmp_path / "two.tar.gz", destination=tmp_path / "tree", fix=False)
@@ -242,8 +249,7 @@ def gzip_content(path: Path) -> bytes:
 # Replacement, refusal, interruption
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_files_next_to_the_tree(config: Config, tmp_path: Path) -> None:
     result = export(config, destination=tmp_path / "nfsroot")
     layout = result.layout
@@ -260,21 +266,19 @@ def test_files_next_to_the_tree(config: Config, tmp_path: Path) -> None:
     ]
     authorized = (layout.tree / "root/.ssh/authorized_keys").read_text().splitlines()
     assert authorized == [layout.client_key.with_suffix(".pub").read_text().strip()]
-    assert os.access(layout.helper, os.X_OK)
+    assert os.access(layout.folder / "enter-nfsroot", os.X_OK)
     assert named_trees(layout) == {identity_of(layout.tree)}
     manifest = require_export(layout)
-    assert manifest.facts["rootfs_sha256"] == result.rootfs_sha256
-    assert manifest.facts["image_id"] == result.image_id
+    assert manifest.facts == result.manifest.facts
     assert {item["check"] for item in manifest.facts["findings"]} >= {"hostname", "fstab", "capabilities", "dev"}
     assert manifest.facts["counts"]["fifos"] == 1
     assert manifest.facts["counts"]["hardlinks"] == 1
     assert manifest.facts["left_out"] == ["trixie-security"], "the pockets in the image's label"
-    assert [text for text in result.warnings if "trixie-security" in text] == [manifest.warnings[0]]
+    assert [text for text in result.manifest.warnings if "trixie-security" in text] == [manifest.warnings[0]]
     assert len(manifest.source.get("commit", "")) in (0, 40)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_another_folder_is_printed_with_its_setting(
     reference: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,8 +296,7 @@ def test_another_folder_is_printed_with_its_setting(
     assert Layout.of(load_config({}, environment={name: value})) == made.layout
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize(
     "sections",
     [
@@ -313,7 +316,7 @@ def test_boards_get_the_served_path(reference: str, tmp_path: Path, sections: di
     config = config_for(reference, **absolute)
     exported = export(config).layout
     assert exported == Layout.of(config)
-    reports = re.search(r"nfsroot=[\d.]+:([^,]+),", exported.cmdline.read_text())
+    reports = re.search(r"nfsroot=[\d.]+:([^,]+),", (exported.tftp / "cmdline.txt").read_text())
     assert reports is not None
     assert Path(reports[1]) == exported.tree == exported.tree.resolve()
     for program in ("ganesha.nfsd", "nfs-ls"):
@@ -323,8 +326,7 @@ def test_boards_get_the_served_path(reference: str, tmp_path: Path, sections: di
         assert serve.probe(server, Path(reports[1])) == ""
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_second_export_keeps_the_login_key(config: Config, tmp_path: Path) -> None:
     first = export(config, destination=tmp_path / "nfsroot")
     assert first.layout is not None
@@ -335,12 +337,11 @@ def test_a_second_export_keeps_the_login_key(config: Config, tmp_path: Path) -> 
     assert not (layout.tree / "written-by-the-board").exists()
     assert layout.client_key.read_bytes() == login
     assert layout.known_hosts.read_text() != hosts
-    assert second.image_tree_sha256 == first.image_tree_sha256
+    assert second.manifest.facts["image_tree_sha256"] == first.manifest.facts["image_tree_sha256"]
     assert not layout.aside.exists()
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_an_unrelated_folder_is_not_replaced(config: Config, tmp_path: Path) -> None:
     foreign = tmp_path / "home"
     foreign.mkdir()
@@ -352,8 +353,7 @@ def test_an_unrelated_folder_is_not_replaced(config: Config, tmp_path: Path) -> 
     assert sorted(item.name for item in tmp_path.iterdir()) == [".home.lock", ".home.served", "home"]
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_folder_in_place_of_the_tree_is_not_replaced(config: Config, tmp_path: Path) -> None:
     export(config, destination=tmp_path / "nfsroot")
     (tmp_path / "nfsroot").rename(tmp_path / "away")
@@ -395,8 +395,7 @@ def ext4(tmp_path: Path, inode_size: int) -> Iterator[Path]:
         subprocess.run(["umount", place], check=True)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("inode_size", [256])
 def test_a_folder_with_a_reused_inode_is_not_replaced(config: Config, ext4: Path) -> None:
     layout = export(config, destination=ext4 / "nfsroot").layout
@@ -411,8 +410,7 @@ def test_a_folder_with_a_reused_inode_is_not_replaced(config: Config, ext4: Path
     assert (layout.tree / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("inode_size", [128])
 def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path) -> None:
     layout = Layout(ext4 / "nfsroot")
@@ -429,8 +427,7 @@ def test_host_keys_identify_a_tree_without_birth_time(config: Config, ext4: Path
     assert (layout.tree / "thesis.tex").read_text() == "years of work"
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path) -> None:
     """Markers that earlier versions wrote contain only inode numbers."""
     layout = Layout(tmp_path / "nfsroot")
@@ -445,8 +442,7 @@ def test_a_marker_of_an_earlier_version_is_valid(config: Config, tmp_path: Path)
         export(config, destination=layout.place)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_tree_of_an_earlier_version_is_replaced(config: Config, tmp_path: Path) -> None:
     """In earlier versions, the tree was the given folder itself, and all users could enter it."""
     layout = Layout(tmp_path / "nfsroot")
@@ -464,8 +460,7 @@ def test_a_tree_of_an_earlier_version_is_replaced(config: Config, tmp_path: Path
     ]  # fmt: skip
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_folder_with_other_entries_is_not_replaced(config: Config, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "nfsroot")
     export(config, destination=layout.place)
@@ -485,8 +480,7 @@ def test_an_invalid_marker_identifies_no_tree(tmp_path: Path, said: str) -> None
     assert named_trees(layout) == {"7@8"}
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("kind", ["file", "link"])
 def test_a_file_or_a_link_is_not_replaced(config: Config, tmp_path: Path, kind: str) -> None:
     place = tmp_path / "nfsroot"
@@ -500,15 +494,13 @@ def test_a_file_or_a_link_is_not_replaced(config: Config, tmp_path: Path, kind: 
     assert place.is_symlink() == (kind == "link")
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_an_empty_folder_is_replaced(config: Config, tmp_path: Path) -> None:
     (tmp_path / "nfsroot").mkdir()
     assert export(config, destination=tmp_path / "nfsroot").layout is not None
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_tree_with_mounts_is_not_removed(config: Config, tmp_path: Path) -> None:
     export(config, destination=tmp_path / "nfsroot")
     precious = tmp_path / "precious"
@@ -523,8 +515,7 @@ def test_a_tree_with_mounts_is_not_removed(config: Config, tmp_path: Path) -> No
     assert (precious / "data").exists()
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_two_exports_of_a_tree_exclude_each_other(config: Config, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "nfsroot")
     with layout.lock.open("a") as held:
@@ -544,8 +535,7 @@ export(load_config({"image": {"name": sys.argv[1]}}), destination=Path(sys.argv[
 """
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_export_keeps_the_old_tree(
     config: Config, heavy: str, tmp_path: Path, number: signal.Signals
@@ -565,17 +555,16 @@ def test_an_interrupted_export_keeps_the_old_tree(
     assert child.returncode != 0
     assert tree_listing(place / "tree") == old
     assert Layout(place).known_hosts.read_text() == login
-    assert require_export(Layout(place)).facts["image_id"] == before.image_id
+    assert require_export(Layout(place)).facts["image_id"] == before.manifest.facts["image_id"]
     if number == signal.SIGINT:
         assert not Layout(place).aside.exists(), "an export that is interrupted by Ctrl-C must clean up"
     again = export(config_for(heavy), destination=place)
-    assert again.counts["files"] >= 240
+    assert again.manifest.facts["counts"]["files"] >= 240
     assert (place / "tree" / "file239").stat().st_size == 1 << 20
     assert not Layout(place).aside.exists(), "the next export must remove the remains of the killed one"
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("moved", ["tree", "folder"])
 def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Path, moved: str) -> None:
     """On a file system without atomic exchange, the killed export has moved one folder aside.
@@ -589,35 +578,24 @@ def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Pa
     layout.aside.mkdir()
     (layout.aside / MARKER).touch()
     place.rename(layout.aside / f"{place.name}.old")
-    full = tmp_path / "full"
-    full.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", full], check=True)
-    try:
-        with pytest.raises(DiskFull):
-            export(config, destination=layout.place, tarball=full / "root.tar")
-    finally:
-        subprocess.run(["umount", full], check=True)
+    with small_disk(tmp_path / "full", "16k") as full, pytest.raises(DiskFull):
+        export(config, destination=layout.place, tarball=full / "root.tar")
     assert tree_listing(layout.tree) == old
     assert layout.marker.read_text() == marker
-    assert require_export(layout).facts["image_id"] == before.image_id
+    assert require_export(layout).facts["image_id"] == before.manifest.facts["image_id"]
     assert not layout.aside.exists()
     export(config, destination=layout.place)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_missing_space_is_reported_before_writing(heavy: str, tmp_path: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", tmp_path], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "64m") as disk:
         with pytest.raises(DiskFull, match="not enough disk space"):
-            export(config_for(heavy), destination=tmp_path / "nfsroot")
-        assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
+            export(config_for(heavy), destination=disk / "nfsroot")
+        assert sorted(item.name for item in disk.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("method", ["overlay", "layers"])
 def test_a_full_disk_is_reported_at_every_point(
     config: Config, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
@@ -629,7 +607,7 @@ def test_a_full_disk_is_reported_at_every_point(
     for files in range(1, 200, 3):
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=1g,nr_inodes={files}", "tmpfs", tmp_path], check=True)
         try:
-            if export(config, destination=tmp_path / "nfsroot").method:
+            if export(config, destination=tmp_path / "nfsroot").layout:
                 break
         except DiskFull as fault:
             reports.add(str(fault.found))
@@ -678,8 +656,7 @@ def relay_that_breaks_off(place: Path, after: int) -> Iterator[None]:
             end.close()
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/var/run/docker.sock").exists() or os.environ.get("DOCKER_HOST"):
         pytest.skip("needs the engine at its usual socket")
@@ -692,8 +669,7 @@ def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkey
     assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_image_removed_during_the_export_is_reported(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
     source = unpack.find_image(client, heavy, ARMHF)
     gone = dataclasses.replace(source, id="sha256:" + "0" * 64, layers=())
@@ -702,8 +678,7 @@ def test_image_removed_during_the_export_is_reported(client: docker.DockerClient
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize(
     ("folder", "tarball"), [("file/below/x", None), (None, "file/below/x.tar"), ("nfsroot", "file/below/x.tar")]
 )
@@ -718,8 +693,7 @@ def test_an_unusable_destination_is_reported(
     assert "--folder" in caught.value.fix
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("there", [False, True])
 def test_a_read_only_disk_is_reported(config: Config, tmp_path: Path, there: bool) -> None:
     """The read-only disk contains an earlier export or no export."""
@@ -735,8 +709,7 @@ def test_a_read_only_disk_is_reported(config: Config, tmp_path: Path, there: boo
     assert "Read-only file system" in caught.value.found
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 @pytest.mark.parametrize("next_to", [False, True])
 def test_a_folder_as_tarball_is_refused(config: Config, tmp_path: Path, next_to: bool) -> None:
     (tmp_path / "folder").mkdir()
@@ -744,8 +717,7 @@ def test_a_folder_as_tarball_is_refused(config: Config, tmp_path: Path, next_to:
         export(config, tarball=tmp_path / "folder", destination=tmp_path / "nfsroot" if next_to else None)
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_the_layers_method_uses_constant_memory(heavy: str, tmp_path: Path) -> None:
     script = (
         "import sys, dataclasses, re; from pathlib import Path; from engine.connect import connect; "
@@ -762,8 +734,7 @@ def test_the_layers_method_uses_constant_memory(heavy: str, tmp_path: Path) -> N
 # Bad input
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_a_missing_image_is_reported_with_the_task(client: docker.DockerClient, tmp_path: Path) -> None:
     with pytest.raises(ArtefactMissing, match="image nowhere/system:trixie-armhf not found") as caught:
         export(config_for("nowhere/x"), destination=tmp_path / "nfsroot")
@@ -771,8 +742,7 @@ def test_a_missing_image_is_reported_with_the_task(client: docker.DockerClient, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.engine
-@needs_root
+@needs_engine_and_root
 def test_an_image_for_another_platform_is_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     name = f"{NAME}-amd64"
     layer = nasty_image.layer([nasty_image.folder("etc")])

@@ -16,6 +16,7 @@ import docker
 import pytest
 import requests
 from container_builds import both_compilers_agree
+from registry_parts import push
 
 from device import suite
 from device.remote import profiling
@@ -29,7 +30,6 @@ from images.archive import verify
 from images.flavour import load_suite
 from images.system import LEFT_OUT
 from nfsroot import bare_system as own_system
-from registry import client as registry
 from registry import local as local_registry
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
@@ -281,9 +281,9 @@ def test_the_image_is_pushed_and_the_registry_confirms_it(built: main_job.Built,
         config = dataclasses.replace(
             product_config, registry=dataclasses.replace(product_config.registry, address=running.address)
         )
-        done = registry.push(config)
+        done = push(config)
         assert requests.get(f"{running.url}/v2/_catalog", timeout=30).json()["repositories"] == ["pitorch/system"]
         assert done.digest.startswith("sha256:")
-        again = registry.push(config)
+        again = push(config)
         assert (again.digest, again.sent) == (done.digest, 0)
     assert built.manifests

@@ -32,7 +32,7 @@ from toolchain.process_identity import find
 A, B, C = "https://a.example", "http://b.example:5000", "https://c.example"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide this machine's engines, so that none is queried or reloaded."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
@@ -47,7 +47,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+def daemon(no_engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     """Run an engine that is configured by ``tmp_path / "daemon.json"``."""
     with second_engine(tmp_path) as found:
         monkeypatch.setenv("DOCKER_HOST", found.host)
@@ -57,7 +57,6 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
 # --- the file ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_missing_file_is_created(tmp_path: Path) -> None:
     file = tmp_path / "etc" / "docker" / "daemon.json"
     state = mirrors.merge([A, B], daemon_json=file)
@@ -68,7 +67,6 @@ def test_missing_file_is_created(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["daemon.json"]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_other_keys_and_the_format_are_preserved(file: Path) -> None:
     text = (
         '{\n\t"log-opts": {"max-size": "10m", "ü": "µ"},\n\t"registry-mirrors": ["https://Z.example/"],\n'
@@ -89,7 +87,6 @@ def test_other_keys_and_the_format_are_preserved(file: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_old_file_is_backed_up(file: Path) -> None:
     file.write_text('{"debug": true}')
     first = mirrors.merge([A], daemon_json=file)
@@ -101,7 +98,6 @@ def test_old_file_is_backed_up(file: Path) -> None:
     assert json.loads(second.backup.read_text()) == {"debug": True, "registry-mirrors": [A]}
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_merging_twice_changes_nothing(file: Path) -> None:
     mirrors.merge([A, B, A], daemon_json=file)
     before = (file.read_text(), file.stat().st_mtime_ns, sorted(file.parent.iterdir()))
@@ -112,7 +108,6 @@ def test_merging_twice_changes_nothing(file: Path) -> None:
     assert (file.read_text(), file.stat().st_mtime_ns, sorted(file.parent.iterdir())) == before
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_mirrors_are_removed(file: Path) -> None:
     file.write_text(json.dumps({"debug": False, "registry-mirrors": [A, "https://B.example/", C]}))
     assert mirrors.remove([A, "https://b.example", "https://never.example"], daemon_json=file).configured == (C,)
@@ -122,13 +117,11 @@ def test_mirrors_are_removed(file: Path) -> None:
     assert not mirrors.remove(daemon_json=file).changed
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_removing_does_not_create_a_file(file: Path) -> None:
     assert not mirrors.remove(daemon_json=file).changed
     assert not file.exists()
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_showing_changes_nothing(file: Path) -> None:
     assert mirrors.show(daemon_json=file).configured == ()
     file.write_text(json.dumps({"registry-mirrors": [A]}))
@@ -136,7 +129,6 @@ def test_showing_changes_nothing(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["daemon.json"]
 
 
-@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize("empty", ["", "\n", "{}", " {\n}\n"])
 def test_empty_file_is_filled(file: Path, empty: str) -> None:
     file.write_text(empty)
@@ -144,7 +136,6 @@ def test_empty_file_is_filled(file: Path, empty: str) -> None:
     assert json.loads(file.read_text()) == {"registry-mirrors": [A]}
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_symbolic_link_is_preserved(file: Path, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere.json"
     target.write_text("{}")
@@ -154,7 +145,6 @@ def test_symbolic_link_is_preserved(file: Path, tmp_path: Path) -> None:
     assert json.loads(target.read_text()) == {"registry-mirrors": [A]}
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_concurrent_merges_keep_all_mirrors(file: Path) -> None:
     urls = [f"https://m{number}.example" for number in range(8)]
     threads = [threading.Thread(target=mirrors.merge, args=([url],), kwargs={"daemon_json": file}) for url in urls]
@@ -227,7 +217,6 @@ def test_command_line_refuses_comma_separated_urls(tmp_path: Path) -> None:
 # --- invalid input -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -256,7 +245,6 @@ def test_invalid_urls_are_refused(file: Path, url: str, words: str) -> None:
     assert not file.exists()
 
 
-@pytest.mark.usefixtures("no_engine")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -285,14 +273,12 @@ def test_invalid_file_is_refused_and_unchanged(file: Path, text: str, words: str
     assert [path.name for path in file.parent.iterdir()] == ["daemon.json"]
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_binary_file_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe{}")
     with pytest.raises(EngineUnavailable, match="UTF-8"):
         mirrors.merge([A], daemon_json=file)
 
 
-@pytest.mark.usefixtures("no_engine")
 def test_missing_permission_suggests_root(file: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("requires root to switch to another user")
@@ -444,7 +430,6 @@ def test_mirrors_on_the_command_line_are_refused(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.engine
-@pytest.mark.usefixtures("no_engine")
 def test_invalid_configuration_is_not_written(file: Path) -> None:
     need("dockerd")
     program = process.require_program("dockerd", "for this test")
@@ -463,7 +448,6 @@ def test_invalid_configuration_is_not_written(file: Path) -> None:
 
 @pytest.mark.engine
 def test_engine_starts_with_the_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     mirrors.merge([A, B], daemon_json=tmp_path / "daemon.json")
     with second_engine(tmp_path) as daemon:
         monkeypatch.setenv("DOCKER_HOST", daemon.host)

@@ -18,7 +18,6 @@ from stand_in_archives import SUITE, Package, World, versions
 
 from flow import pipelines, roots
 from flow.context import Context
-from flow.sources import sources
 from images import apt, rootfs
 from images.flavour import load_suite, packages_for
 from images.recorded_sources import record_of
@@ -276,7 +275,8 @@ def test_only_pockets_of_the_root_are_reported_missing(tmp_path: Path, monkeypat
         ({"profile": "container"}, ("trixie",), []),
     ):
         with Context(config_for(tmp_path, **image)) as context:
-            recorded = [record_of(item) for item in sources(context) if item.pocket.suite in verified]
+            configured = apt.sources_for(context.config, context.keyrings)
+            recorded = [record_of(item) for item in configured if item.pocket.suite in verified]
             mirror = Manifest(step="mirror", key="", inputs={}, facts={"sources": recorded})
             assert roots.unverified_pockets(context, mirror) == missed
 

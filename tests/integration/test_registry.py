@@ -27,6 +27,7 @@ from registry_parts import (
     Proxy,
     TokenServer,
     ask,
+    blob_path,
     blobs_on_disk,
     command_lines_seen,
     config_for,
@@ -36,12 +37,12 @@ from registry_parts import (
     make_certificate,
     need,
     pull,
+    push,
     tags_of,
 )
 from rich.console import Console
 from waiting import eventually
 
-from registry import client as registry
 from registry import local as local_registry
 from registry import retries
 from registry.credentials import PASSWORD_VARIABLE
@@ -66,7 +67,7 @@ def test_pushed_image_is_in_the_registry(client: docker.DockerClient, plain: Reg
     config = config_for(tmp_path, plain.address, namespace="a/b", repository="c")
     before = tags_of(client, config)
     with image(client, config.image_reference("system"), (4 * KIB, 3 * MIB, 0)) as identity:
-        pushed = registry.push(config, tag="v1")
+        pushed = push(config, tag="v1")
     answer = ask(plain, "/v2/a/b/c/manifests/v1", headers={"Accept": MANIFEST})
     assert pushed.digest == "sha256:" + hashlib.sha256(answer.content).hexdigest()
     # An image's ID is the digest of its configuration or, in the containerd image store, of its manifest.
@@ -82,9 +83,9 @@ def test_pushed_image_is_in_the_registry(client: docker.DockerClient, plain: Reg
 def test_second_push_sends_nothing(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="twice")
     with image(client, config.image_reference("system"), (4 * KIB, 64 * KIB)):
-        first = registry.push(config)
+        first = push(config)
         stored = blobs_on_disk(plain)
-        second = registry.push(config)
+        second = push(config)
     assert (second.digest, second.sent) == (first.digest, 0)
     assert blobs_on_disk(plain) == stored
     assert ask(plain, "/v2/pitorch/twice/tags/list").json()["tags"] == ["trixie-armhf"]
@@ -96,7 +97,7 @@ def test_pulled_image_equals_the_pushed_one(client: docker.DockerClient, plain: 
     before = tags_of(client, config)
     try:
         identity = load_image(client, name, (4 * KIB, 2 * MIB))
-        pushed = registry.push(config)
+        pushed = push(config)
         forget(client, name)
         pulled = pull(config)
         assert (pulled.name, pulled.image_id, pulled.digest) == (name, identity, pushed.digest)
@@ -135,12 +136,12 @@ def test_interrupted_pull_leaves_no_name(
 
     try:
         identity = load_image(client, name, (4 * KIB,), seed=f"{fault.__name__}{exists}")
-        registry.push(config)
+        push(config)
         if not exists:
             forget(client, name)
         before = tags_of(client, config)
         with monkeypatch.context() as patched:
-            patched.setattr(registry, "_compare", interrupt)
+            patched.setattr("registry.client._compare", interrupt)
             with pytest.raises(fault):
                 pull(config)
         assert digests() == []
@@ -155,7 +156,7 @@ def test_pull_replaces_the_local_image(client: docker.DockerClient, plain: Regis
     name = config.image_reference("system")
     try:
         old = load_image(client, name, seed="old")
-        registry.push(config)
+        push(config)
         new = load_image(client, name, seed="new")
         assert old != new
         assert pull(config).image_id == old == client.images.get(name).id
@@ -168,14 +169,14 @@ def test_push_restores_an_existing_name(client: docker.DockerClient, plain: Regi
     config = config_for(tmp_path, plain.address, repository="kept")
     alias = str(resolve(config))
     with image(client, config.image_reference("system")), image(client, alias, seed="other") as other:
-        registry.push(config)
+        push(config)
         assert client.images.get(alias).id == other
 
 
 def test_push_of_a_missing_image_is_refused(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address)
     with pytest.raises(ReferenceNotFound) as caught:
-        registry.push(config)
+        push(config)
     assert config.image_reference("system") in caught.value.expected
     assert caught.value.fix == "run ./inv build-image"
 
@@ -186,7 +187,7 @@ def test_image_for_another_platform_is_not_pushed(client: docker.DockerClient, p
         image(client, config.image_reference("system"), platform=AMD64),
         pytest.raises(PlatformMismatch, match="linux/amd64"),
     ):
-        registry.push(config)
+        push(config)
     assert ask(plain, "/v2/pitorch/foreign/tags/list").status_code == 404
 
 
@@ -210,7 +211,7 @@ def test_pull_selects_the_platform_from_an_index(client: docker.DockerClient, pl
     reference = resolve(config)
     try:
         identity = load_image(client, name)
-        registry.push(config, tag="arm")
+        push(config, tag="arm")
         with image(client, f"{reference.name}:amd", platform=AMD64):
             list(client.api.push(reference.name, "amd", stream=True, auth_config={}))
         forget(client, name)
@@ -251,8 +252,8 @@ def test_missing_tag_is_reported_with_existing_tags(
 ) -> None:
     config = config_for(tmp_path, plain.address, repository="tags")
     with image(client, config.image_reference("system")):
-        registry.push(config, tag="one")
-        registry.push(config, tag="two")
+        push(config, tag="one")
+        push(config, tag="two")
     with pytest.raises(ReferenceNotFound) as caught:
         pull(config, tag="three")
     assert caught.value.exit_code == 34
@@ -264,9 +265,8 @@ def test_missing_tag_is_reported_with_existing_tags(
 def test_damaged_manifest_is_refused(client: docker.DockerClient, plain: Registry, tmp_path: Path) -> None:
     config = config_for(tmp_path, plain.address, repository="damaged")
     with image(client, config.image_reference("system")):
-        pushed = registry.push(config)
-    digest = pushed.digest.removeprefix("sha256:")
-    data = plain.settings.images / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data"
+        pushed = push(config)
+    data = blob_path(plain, pushed.digest)
     whole = data.read_bytes()
     try:
         data.write_bytes(whole + b"\n")
@@ -284,10 +284,9 @@ def test_missing_layer_is_reported(
     monkeypatch.setattr(retries, "RETRY_DELAYS_S", (0.0,))
     config = config_for(tmp_path, plain.address, repository="holey")
     with image(client, config.image_reference("system"), (32 * KIB,)):
-        registry.push(config)
+        push(config)
         answer = ask(plain, "/v2/pitorch/holey/manifests/trixie-armhf", headers={"Accept": MANIFEST})
-        digest = answer.json()["layers"][0]["digest"].removeprefix("sha256:")
-        (plain.settings.images / f"docker/registry/v2/blobs/sha256/{digest[:2]}/{digest}/data").unlink()
+        blob_path(plain, answer.json()["layers"][0]["digest"]).unlink()
         with pytest.raises(RegistryBroke, match=r"a part of .* is missing") as caught:
             pull(config)
         assert caught.value.exit_code == 35
@@ -302,9 +301,9 @@ def test_credentials_from_the_store(
     config = config_for(tmp_path, guarded.address, repository="store")
     store_login(docker_config, guarded.address)
     with image(client, config.image_reference("system")):
-        assert registry.push(config).layers == 1
+        assert push(config).layers == 1
         assert pull(config).layers == 1
-        assert registry.push(config, user=USER).sent == 0
+        assert push(config, user=USER).sent == 0
 
 
 def test_credentials_from_a_helper(
@@ -319,7 +318,7 @@ def test_credentials_from_a_helper(
     (docker_config / "config.json").write_text(json.dumps({"credHelpers": {guarded.address: "pitorchtest"}}))
     config = config_for(tmp_path, guarded.address, repository="helper")
     with image(client, config.image_reference("system")):
-        assert registry.push(config).layers == 1
+        assert push(config).layers == 1
 
 
 def test_environment_overrides_the_store(
@@ -333,8 +332,8 @@ def test_environment_overrides_the_store(
     store_login(docker_config, guarded.address, password="an old one")
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
     with image(client, config.image_reference("system")):
-        assert registry.push(config).layers == 1, "expected the stored user with the password from the environment"
-        assert registry.push(config, user=USER).layers == 1
+        assert push(config).layers == 1, "expected the stored user with the password from the environment"
+        assert push(config, user=USER).layers == 1
 
 
 def test_credentials_from_the_prompt(
@@ -348,7 +347,7 @@ def test_credentials_from_the_prompt(
     monkeypatch.setattr(getpass, "getpass", lambda *_, **__: PASSWORD)
     config = config_for(tmp_path, guarded.address, repository="prompt")
     with image(client, config.image_reference("system")):
-        assert registry.push(config).layers == 1
+        assert push(config).layers == 1
     monkeypatch.setattr(sys, "stdin", Terminal("\n"))
     with pytest.raises(AccessDenied, match="no input"):
         pull(config)
@@ -365,11 +364,11 @@ def test_wrong_password_is_reported_with_its_source(
     with image(client, config.image_reference("system")):
         store_login(docker_config, guarded.address, password="wrong-4711")
         with pytest.raises(AccessDenied, match="Docker's credential store") as caught:
-            registry.push(config)
+            push(config)
         assert caught.value.exit_code == 30
         monkeypatch.setenv(PASSWORD_VARIABLE, "wrong-4711")
         with pytest.raises(AccessDenied, match=PASSWORD_VARIABLE) as caught:
-            registry.push(config)
+            push(config)
         assert "wrong-4711" not in str(caught.value)
         with pytest.raises(AccessDenied):
             pull(config)
@@ -382,11 +381,11 @@ def test_missing_credentials_are_reported(
     config = config_for(tmp_path, guarded.address)
     with image(client, config.image_reference("system")):
         with pytest.raises(AccessDenied) as caught:
-            registry.push(config)
+            push(config)
         assert f"docker login {guarded.address}" in caught.value.fix
         monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
         with pytest.raises(AccessDenied, match="without a user name"):
-            registry.push(config)
+            push(config)
 
 
 def test_stored_password_is_only_for_its_user(
@@ -395,7 +394,7 @@ def test_stored_password_is_only_for_its_user(
     config = config_for(tmp_path, guarded.address)
     store_login(docker_config, guarded.address)
     with image(client, config.image_reference("system")), pytest.raises(AccessDenied, match="another-user"):
-        registry.push(config, user="another-user")
+        push(config, user="another-user")
 
 
 @pytest.mark.parametrize(
@@ -416,7 +415,7 @@ def test_invalid_docker_configuration_is_reported(
     (docker_config / "config.json").write_text(broken.replace("HOST", plain.address))
     config = config_for(tmp_path, plain.address)
     with image(client, config.image_reference("system")), pytest.raises(AccessDenied) as caught:
-        registry.push(config)
+        push(config)
     assert str(docker_config / "config.json") in str(caught.value)
     assert "nocolon" not in str(caught.value)
 
@@ -428,7 +427,7 @@ def test_missing_credential_helper_is_reported(
     (docker_config / "config.json").write_text('{"credsStore": "nosuchhelper"}')
     config = config_for(tmp_path, guarded.address)
     with image(client, config.image_reference("system")), pytest.raises(AccessDenied) as caught:
-        registry.push(config)
+        push(config)
     assert "docker-credential-nosuchhelper" in caught.value.found
 
 
@@ -438,7 +437,7 @@ def test_open_registry_needs_no_credentials(
     (docker_config / "config.json").write_text('{"credsStore": "nosuchhelper"}')
     config = config_for(tmp_path, plain.address, repository="open")
     with image(client, config.image_reference("system")):
-        assert registry.push(config).layers == 1
+        assert push(config).layers == 1
 
 
 @pytest.mark.parametrize("identity", [False, True], ids=["password", "identity token"])
@@ -454,16 +453,16 @@ def test_token_authentication(
             config = config_for(tmp_path, running.address, repository="token")
             with image(client, config.image_reference("system")):
                 with pytest.raises(AccessDenied):
-                    registry.push(config)
+                    push(config)
                 store_login(docker_config, running.address, password="wrong")
                 with pytest.raises(AccessDenied, match="Docker's credential store"):
-                    registry.push(config)
+                    push(config)
                 if identity:
                     entry = {"auth": "", "identitytoken": server.refresh_token}
                     (docker_config / "config.json").write_text(json.dumps({"auths": {running.address: entry}}))
                 else:
                     store_login(docker_config, running.address)
-                assert registry.push(config).sent == 1
+                assert push(config).sent == 1
                 (docker_config / "config.json").unlink()
                 assert pull(config).layers == 1, "an anonymous pull must be allowed"
                 server.anonymous = False
@@ -507,7 +506,7 @@ def test_password_is_never_shown(
     fault = None
     with command_lines_seen() as seen, image(client, config.image_reference("system"), (256 * KIB,)):
         try:
-            pushed = registry.push(config, user=USER)
+            pushed = push(config, user=USER)
         except AccessDenied as caught:
             fault = caught
         else:
@@ -533,7 +532,7 @@ def test_terminal_shows_a_bar_for_each_layer(
         name = config.image_reference("system")
         with image(client, name, (700 * KIB, 900 * KIB)):
             layers = client.images.get(name).attrs["RootFS"]["Layers"]
-            pushed = registry.push(config)
+            pushed = push(config)
     assert len(layers) == 2
     for layer in layers:
         assert layer.removeprefix("sha256:")[:12] in screen.getvalue()
@@ -547,9 +546,9 @@ def test_ctrl_c_stops_the_push(client: docker.DockerClient, plain: Registry, tmp
         config = config_for(tmp_path, slow.address, repository="interrupted")
         name = config.image_reference("system")
         code = (
-            "from toolchain.config import load_config; from registry import client as registry;"
-            f"registry.push(load_config({{'image': {{'name': {config.image.name!r}}},"
-            f"'registry': {{'address': {slow.address!r}, 'repository': 'interrupted'}}}}))"
+            "from toolchain.config import load_config; from registry import client;"
+            f"client.push([load_config({{'image': {{'name': {config.image.name!r}}},"
+            f"'registry': {{'address': {slow.address!r}, 'repository': 'interrupted'}}}})])"
         )
         with image(client, name, (30 * MIB,)):
             before = tags_of(client, config)

@@ -32,6 +32,7 @@ from registry_parts import (
     need,
     outside_address,
     pull,
+    push,
     second_engine,
     small_disk,
     tags_of,
@@ -43,7 +44,7 @@ from registry import client as registry
 from registry import local as local_registry
 from registry import retries, transfer, trust
 from registry.local import Registry, Settings
-from registry.reference import Reference, resolve
+from registry.reference import resolve
 from toolchain.config import Config
 from toolchain.errors import (
     DiskFull,
@@ -84,7 +85,7 @@ def expect(client: docker.DockerClient, config: Config, kind: type[UserError], e
     before = tags_of(client, config)
     with image(client, config.image_reference("system")):
         with pytest.raises(kind) as pushing:
-            registry.push(config)
+            push(config)
         with pytest.raises(kind):
             pull(config)
         assert type(error_from_the_engine(client, config)) is type(pushing.value)
@@ -107,21 +108,6 @@ def test_refused_connection_is_reported(client: docker.DockerClient, tmp_path: P
     fault = expect(client, config_for(tmp_path, f"127.0.0.1:{free_port()}"), RegistryConnectionRefused, 20)
     assert "refused" in fault.found
     assert "./inv registry up" in fault.fix
-
-
-def test_upper_case_names_are_refused(client: docker.DockerClient, tmp_path: Path) -> None:
-    config = config_for(tmp_path, "127.0.0.1:5000")
-    for call in (registry.push, pull):
-        with pytest.raises(UserError) as caught:
-            call(config, registry="127.0.0.1:5000/Upper")
-        assert caught.value.exit_code == 10
-        assert caught.value.fix == "pass --registry 127.0.0.1:5000/upper"
-    raw = Reference(host="127.0.0.1:5000", repository="Upper/system", tag="t")
-    with image(client, config.image_reference("system")):
-        with pytest.raises(UserError):
-            registry._transfer(client, transfer.Transfer("t"), raw, None)
-        with pytest.raises(UserError):
-            registry._transfer(client, transfer.Transfer("t"), raw, None, pulled_as=str(raw), platform="linux/arm/v7")
 
 
 # --- trust ---------------------------------------------------------------------------------------------------------
@@ -158,7 +144,7 @@ def test_suggested_fix_for_an_untrusted_certificate_works(
         shutil.copy(certificate, folder / "ca.crt")
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system")):
-            assert registry.push(config).layers == 1
+            assert push(config).layers == 1
             assert pull(config).layers == 1
         (folder / "ca.crt").write_text("not a certificate")
         with pytest.raises(RegistryUntrusted, match=r"ca\.crt cannot be used"):
@@ -191,7 +177,7 @@ def test_loopback_accepts_any_certificate(client: docker.DockerClient, tmp_path:
     with local_registry.serve(Settings(folder=tmp_path / "r", variables=with_tls(certificate, key))) as running:
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system")):
-            assert registry.push(config).layers == 1
+            assert push(config).layers == 1
             assert pull(config).layers == 1
 
 
@@ -209,7 +195,7 @@ def test_suggested_fix_for_plain_http_works(tmp_path: Path, monkeypatch: pytest.
             monkeypatch.setenv("DOCKER_HOST", daemon.host)
             config = config_for(tmp_path, running.address)
             with engine_client() as other, image(other, config.image_reference("system")):
-                assert registry.push(config).layers == 1
+                assert push(config).layers == 1
                 assert pull(config).layers == 1
 
 
@@ -218,7 +204,7 @@ def test_suggested_fix_for_plain_http_works(tmp_path: Path, monkeypatch: pytest.
 
 def test_missing_engine_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    for call in (registry.push, pull):
+    for call in (push, pull):
         with pytest.raises(EngineUnavailable) as caught:
             call(config_for(tmp_path, "127.0.0.1:5000"))
         assert caught.value.exit_code == 16
@@ -247,7 +233,7 @@ def test_killed_engine_is_reported_during_a_push(tmp_path: Path, monkeypatch: py
             with contextlib.suppress(OSError), image(other, config.image_reference("system"), (8 * MIB,)):
                 slow.watch = kill
                 try:
-                    registry.push(config)
+                    push(config)
                 except EngineUnavailable as fault:
                     summaries.append(fault.summary)
             assert summaries == ["the Docker engine stopped responding while it pushed the image"]
@@ -260,7 +246,7 @@ def test_full_disk_of_the_engine_is_reported(
     with local_registry.serve(Settings(folder=tmp_path / "r")) as running, small_disk(tmp_path / "disk", "6m") as disk:
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system"), (8 * MIB,)):
-            registry.push(config)
+            push(config)
         with second_engine(disk) as daemon:
             monkeypatch.setenv("DOCKER_HOST", daemon.host)
             with pytest.raises(DiskFull) as caught:
@@ -295,12 +281,12 @@ def test_full_registry_is_reported_at_once(client: docker.DockerClient, tmp_path
         config = config_for(tmp_path, running.address)
         with image(client, config.image_reference("system"), (4 * KIB, 4 * MIB)):
             with pytest.raises(RegistryFull) as caught:
-                registry.push(config)
+                push(config)
             assert caught.value.exit_code == 35
             assert "no space left" in str(caught.value)
             assert TAG not in ask(running, "/v2/pitorch/system/tags/list").text
             subprocess.run(["mount", "-o", "remount,size=32m", str(disk)], check=True, timeout=30)
-            pushed = registry.push(config)
+            pushed = push(config)
         assert pushed.sent in (1, 2), "the small layer may have been pushed before the disk was full"
         assert_held_once(running, pushed)
 
@@ -339,7 +325,7 @@ def test_push_survives_a_restart_of_the_registry(
             image(client, config.image_reference("system"), (4 * KIB, 4 * MIB)),
             killed_once(running, proxy, lambda _block, sent: sent > 2 * MIB, back_after_s=1.0),
         ):
-            pushed = registry.push(config)
+            pushed = push(config)
         assert proxy.cuts == 1
         assert pushed.sent == 2
         assert_held_once(running, pushed)
@@ -380,7 +366,7 @@ def test_push_is_retried_if_the_manifest_fails(
 
         proxy.watch = watch
         with image(client, config.image_reference("system"), (4 * KIB, 256 * KIB)):
-            pushed = registry.push(config)
+            pushed = push(config)
         assert pushed.sent == 2, "each layer must be sent once"
         assert_held_once(running, pushed)
         assert len(warned) == 3
@@ -402,7 +388,7 @@ def test_stopped_registry_is_reported(
         proxy.watch = watch
         before = tags_of(client, config)
         with image(client, config.image_reference("system")), pytest.raises(RegistryBroke) as caught:
-            registry.push(config)
+            push(config)
     assert caught.value.exit_code == 35
     assert len(warned) == 2
     assert tags_of(client, config) == before
@@ -417,7 +403,7 @@ def test_pull_survives_a_restart_of_the_registry(
         config = config_for(tmp_path, proxy.address)
         name = config.image_reference("system")
         with image(client, name, (4 * KIB, 256 * KIB)) as identity:
-            pushed = registry.push(config)
+            pushed = push(config)
         try:
             with killed_once(running, proxy, is_layer_request, back_after_s=0.5):
                 pulled = pull(config)
@@ -431,7 +417,7 @@ def test_concurrent_pushes_succeed(client: docker.DockerClient, tmp_path: Path) 
         config = config_for(tmp_path, running.address)
         found: list[registry.Pushed] = []
         with image(client, config.image_reference("system"), (64 * KIB, 64 * KIB)):
-            threads = [threading.Thread(target=lambda: found.append(registry.push(config))) for _ in range(2)]
+            threads = [threading.Thread(target=lambda: found.append(push(config))) for _ in range(2)]
             for thread in threads:
                 thread.start()
             for thread in threads:

@@ -18,18 +18,17 @@ from typing import Any
 import docker
 import pytest
 from http_parts import serving
-from registry_parts import KIB, MIB, config_for, for_arm64, forget, image, pull
+from registry_parts import KIB, MIB, config_for, for_arm64, forget, image, pull, push
 from test_artefacts import KEY, products
 from test_signatures import make_keys, signed, write_build
 
 from flow import publish
 from registry import attestations, connection, credentials, distribution, oras, retries, transfer
-from registry import client as registry
 from registry.connection import Connection, log_in
 from registry.credentials import Credentials
 from registry.distribution import Blob, RemoteImage, digest_of, read_image
 from registry.local import Registry
-from registry.reference import Reference, resolve
+from registry.reference import Reference, resolve, with_options
 from registry.retries import with_retries
 from toolchain import progress
 from toolchain.config import Config
@@ -221,11 +220,10 @@ def test_failed_look_up_of_artefacts_is_retried(plain: Registry, tmp_path: Path,
         return fault(handler)
 
     with front(hook, plain.address) as server:
-        address = f"{server.address}/{config.registry.namespace}"
-        (pushed,) = artefacts.push(config, registry=address)
+        (pushed,) = artefacts.push(with_options(config, registry=server.address))
         assert (pushed.note, len(failures)) == ("already there", 2)
         failures.clear()
-        pulled = artefacts.pull(config_for(tmp_path / "there", plain.address), "thing", KEY, registry=address)
+        pulled = artefacts.pull(config_for(tmp_path / "there", server.address), "thing", KEY)
         assert (pulled.note, len(failures)) == ("3 files received", 2)
 
 
@@ -285,13 +283,13 @@ def test_failed_upload_of_signatures_is_retried(
             for config in configs:
                 name, platform = config.image_reference("system"), config.image.target.oci_platform
                 write_build(config, stack.enter_context(image(client, name, platform=platform)))
-            done = publish.push(configs, registry=None, tag=None, user=None, sign=True)
-        assert isinstance(done, registry.PushedIndex)
-        digests = [*(one.digest for one in done.images), done.digest]
+            images, index = publish.push(configs, sign=True)
+        assert index is not None
+        digests = [*(one.digest for one in images), index.digest]
         manifests = [f"PUT {one.replace(':', '-')}.{kind}" for one in digests for kind in ("sig", "att")][:-1]
         assert failed == {"POST uploads", "PUT uploads", *manifests}, "an index has signatures, but no statements"
         for config in configs:
-            publish.verify_image(config, str(done.reference), key=keys.public)
+            publish.verify_image(config, str(index.reference), key=keys.public)
 
 
 def test_failed_login_is_retried() -> None:
@@ -489,7 +487,7 @@ def test_repeated_resets_end_the_push_early(
     with front(hook) as server:
         config = config_for(tmp_path, server.address)
         with image(client, config.image_reference("system")), pytest.raises(RegistryBroke) as caught:
-            registry.push(config)
+            push(config)
         uploads = [line for line in server.requests if line.startswith("POST")]
     assert "the connection was lost repeatedly" in caught.value.found
     assert len(uploads) < 10
@@ -579,7 +577,7 @@ def test_resets_of_a_push_are_reported_within_a_minute(
     with front(partial(resets, answered)) as server:
         config = config_for(tmp_path, server.address)
         with image(client, config.image_reference("system")), pytest.raises(RegistryBroke):
-            registry.push(config)
+            push(config)
     assert 30 < clock.now <= 60
 
 
@@ -592,7 +590,7 @@ def test_stalled_layer_ends_the_pull(
     config = config_for(tmp_path, plain.address, repository="stalls")
     name = config.image_reference("system")
     with image(client, name, (4 * KIB, MIB)):
-        registry.push(config)
+        push(config)
     forget(client, name)
 
     def half(handler: Handler, body: bytes) -> None:

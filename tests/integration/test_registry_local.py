@@ -21,7 +21,7 @@ from waiting import eventually
 from registry import local as local_registry
 from registry.local import Settings
 from toolchain.config import Config, load_config
-from toolchain.errors import ProgramMissing, UserError
+from toolchain.errors import InUse, ProgramMissing, UserError
 from toolchain.ports import free_port
 
 
@@ -34,26 +34,26 @@ def _registry_is_installed() -> None:
 def config(tmp_path: Path) -> Iterator[Config]:
     found = config_for(tmp_path, f"127.0.0.1:{free_port()}")
     yield found
-    local_registry.down(found)
+    local_registry.down(Settings.of(found))
 
 
 def test_second_up_changes_nothing(config: Config) -> None:
-    first = local_registry.up(config)
+    first = local_registry.start(Settings.of(config))
     assert first.address == config.registry.address
     assert ask(first, "/v2/").headers["Docker-Distribution-Api-Version"] == "registry/2.0"
-    second = local_registry.up(config)
-    assert local_registry.status(config).pid == second.pid == first.pid
+    second = local_registry.start(Settings.of(config))
+    assert local_registry.look(Settings.of(config)).pid == second.pid == first.pid
 
 
 def test_down_keeps_images_and_purge_deletes_them(config: Config) -> None:
-    running = local_registry.up(config)
+    running = local_registry.start(Settings.of(config))
     (running.settings.images / "file").touch()
-    assert not local_registry.down(config).running
+    assert not local_registry.down(Settings.of(config)).running
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(running.address.rpartition(":")[2])), timeout=5)
-    assert not local_registry.down(config).running, "stopping a stopped registry must not be an error"
+    assert not local_registry.down(Settings.of(config)).running, "stopping a stopped registry must not be an error"
     assert (running.settings.images / "file").exists()
-    local_registry.down(config, purge=True)
+    local_registry.down(Settings.of(config), purge=True)
     assert not running.settings.folder.exists()
 
 
@@ -72,7 +72,7 @@ def test_registry_outlives_its_starter_on_loopback_only(config: Config, tmp_path
         timeout=60,
         check=True,
     )
-    running = local_registry.status(config)
+    running = local_registry.look(Settings.of(config))
     assert running.pid == int(ended.stdout)
     table = Path("/proc/net/tcp").read_text()
     assert f"0100007F:{settings.port:04X} 00000000:0000 0A" in table
@@ -81,20 +81,20 @@ def test_registry_outlives_its_starter_on_loopback_only(config: Config, tmp_path
 
 
 def test_killed_registry_is_started_again(config: Config) -> None:
-    first = local_registry.up(config)
+    first = local_registry.start(Settings.of(config))
     os.kill(first.pid, signal.SIGKILL)
-    eventually(lambda: not local_registry.status(config).running)
-    assert local_registry.up(config).pid != first.pid
+    eventually(lambda: not local_registry.look(Settings.of(config)).running)
+    assert local_registry.start(Settings.of(config)).pid != first.pid
 
 
 def test_reused_pid_is_not_the_registry(config: Config) -> None:
-    running = local_registry.up(config)
+    running = local_registry.start(Settings.of(config))
     state = json.loads(running.settings.state.read_text())
-    local_registry.down(config)
+    local_registry.down(Settings.of(config))
     state["process"]["pid"] = os.getpid()
     running.settings.state.write_text(json.dumps(state))
-    assert not local_registry.status(config).running
-    local_registry.down(config)  # The recorded process is the test run, which must not be stopped.
+    assert not local_registry.look(Settings.of(config)).running
+    local_registry.down(Settings.of(config))  # The recorded process is the test run, which must not be stopped.
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"process": {}}', '{"process": 3, "address": "", "url": ""}'])
@@ -103,18 +103,18 @@ def test_invalid_record_counts_as_stopped(config: Config, text: str) -> None:
     settings.folder.mkdir(parents=True)
     (settings.folder / ".pitorch-owned").touch()
     settings.state.write_text(text)
-    assert not local_registry.status(config).running
-    assert local_registry.up(config).running
+    assert not local_registry.look(Settings.of(config)).running
+    assert local_registry.start(Settings.of(config)).running
 
 
 def test_port_in_use_is_reported(config: Config) -> None:
     port = int(config.registry.address.rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)), pytest.raises(UserError) as caught:
-        local_registry.up(config)
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(InUse, match=f"port {port} is in use") as caught:
+        local_registry.start(Settings.of(config))
     assert f"127.0.0.1:{port}" in str(caught.value)
-    assert "in use" in caught.value.found
-    assert f"sport = :{port}" in caught.value.fix
-    assert local_registry.up(config).running
+    assert str(os.getpid()) in caught.value.found or "another program" in caught.value.found
+    assert "systemctl disable --now docker-registry" in caught.value.fix
+    assert local_registry.start(Settings.of(config)).running
 
 
 def test_failed_start_shows_the_last_lines_of_the_log(tmp_path: Path) -> None:
@@ -127,18 +127,20 @@ def test_failed_start_shows_the_last_lines_of_the_log(tmp_path: Path) -> None:
 
 
 def test_changed_port_restarts_the_registry(config: Config, tmp_path: Path) -> None:
-    first = local_registry.up(config)
+    first = local_registry.start(Settings.of(config))
     moved = load_config(
         {"build": {"folder": str(config.build.folder)}, "registry": {"address": f"127.0.0.1:{free_port()}"}}
     )
-    second = local_registry.up(moved)
+    second = local_registry.start(Settings.of(moved))
     assert second.address == moved.registry.address != first.address
     assert not Path(f"/proc/{first.pid}/exe").exists()
 
 
 def test_concurrent_ups_start_one_registry(config: Config) -> None:
     found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(local_registry.up(config).pid)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(local_registry.start(Settings.of(config)).pid)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -153,22 +155,22 @@ def test_foreign_folder_is_not_changed(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "precious").write_text("x")
     with pytest.raises(UserError):
-        local_registry.up(config)
+        local_registry.start(Settings.of(config))
     with pytest.raises(UserError):
-        local_registry.down(config, purge=True)
+        local_registry.down(Settings.of(config), purge=True)
     assert [path.name for path in folder.iterdir()] == ["precious"]
 
 
 def test_missing_program_is_reported_with_its_package(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(ProgramMissing, match="apt-get install docker-registry"):
-        local_registry.up(config)
+        local_registry.start(Settings.of(config))
 
 
 def test_environment_does_not_change_the_registry(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGISTRY_HTTP_ADDR", "0.0.0.0:1")
     monkeypatch.setenv("REGISTRY_STORAGE_FILESYSTEM_ROOTDIRECTORY", "/nonexistent")
-    assert local_registry.up(config).running
+    assert local_registry.start(Settings.of(config)).running
 
 
 def test_remote_address_is_replaced_by_loopback(tmp_path: Path) -> None:
@@ -186,15 +188,15 @@ def test_configured_loopback_address_is_used(tmp_path: Path, host: str) -> None:
             pytest.skip(f"requires the address {host}: {fault}")
     port = free_port(bare)
     config = config_for(tmp_path, f"{host}:{port}")
-    running = local_registry.up(config)
+    running = local_registry.start(Settings.of(config))
     try:
         assert running.address == config.registry.address
         assert ask(running, "/v2/").status_code == 200
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", port), timeout=5)
-        assert local_registry.up(config).pid == running.pid
+        assert local_registry.start(Settings.of(config)).pid == running.pid
     finally:
-        local_registry.down(config)
+        local_registry.down(Settings.of(config))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="requires root to create a bridge")

@@ -19,6 +19,7 @@ import pytest
 from registry_parts import (
     KIB,
     ask,
+    blob_path,
     command_lines_seen,
     config_for,
     engine_client,
@@ -113,11 +114,6 @@ def verify(config: Config, keys: Keys) -> publish.Checked:
     return publish.verify_image(config, str(resolve(config)), key=keys.public)
 
 
-def blob(registry: Registry, digest: str) -> Path:
-    name = digest.removeprefix("sha256:")
-    return registry.settings.images / f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
-
-
 @contextlib.contextmanager
 def changed(path: Path, old: bytes, new: bytes) -> Iterator[None]:
     whole = path.read_bytes()
@@ -207,7 +203,7 @@ def test_changed_byte_in_a_layer_is_refused(plain: Registry, keys: Keys, tmp_pat
     layer = b"the bytes of a layer"
     signed(config, keys, layer=layer)
     with (
-        changed(blob(plain, digest_of(layer)), b"bytes", b"bytez"),
+        changed(blob_path(plain, digest_of(layer)), b"bytes", b"bytez"),
         pytest.raises(SignatureRefused, match=r"a layer of .* is damaged"),
     ):
         verify(config, keys)
@@ -219,7 +215,7 @@ def test_changed_byte_in_a_signature_is_refused(plain: Registry, keys: Keys, tmp
     digest = signed(config, keys)
     layer = about(plain, config, digest, "sig")["layers"][0]["digest"]
     with (
-        changed(blob(plain, layer), b"cosign container", b"cosign Container"),
+        changed(blob_path(plain, layer), b"cosign container", b"cosign Container"),
         pytest.raises(SignatureRefused, match=r"the signature of .* is damaged"),
     ):
         verify(config, keys)
@@ -230,7 +226,7 @@ def test_changed_statement_is_refused(plain: Registry, keys: Keys, tmp_path: Pat
     config = config_for(tmp_path, plain.address, repository="changed-statement")
     digest = signed(config, keys)
     manifest = about(plain, config, digest, "att")
-    envelope = json.loads(blob(plain, manifest["layers"][0]["digest"]).read_bytes())
+    envelope = json.loads(blob_path(plain, manifest["layers"][0]["digest"]).read_bytes())
     envelope["payload"] = ("A" if envelope["payload"][0] != "A" else "B") + envelope["payload"][1:]
     content = json.dumps(envelope).encode()
     manifest["layers"][0] |= {"digest": digest_of(content), "size": len(content)}
@@ -356,10 +352,11 @@ def test_push_signs_the_index_of_several_architectures(plain: Registry, keys: Ke
         try:
             for config, name in zip(configs, names, strict=True):
                 write_build(config, load_image(client, name, platform=config.image.target.oci_platform))
-            pushed = publish.push(configs, registry=None, tag=None, user=None, sign=True)
-            assert about(plain, armhf, pushed.digest, "sig")["subject"]["digest"] == pushed.digest
+            _, index = publish.push(configs, sign=True)
+            assert index is not None
+            assert about(plain, armhf, index.digest, "sig")["subject"]["digest"] == index.digest
             forget(client, *names)
-            pulled = publish.pull(configs, registry=None, tag=None, user=None, verify=True, key=None)
+            pulled = publish.pull(configs, verify=True, key=None)
             assert [one.name for one in pulled] == names
         finally:
             forget(client, *names)
@@ -374,16 +371,16 @@ def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypat
     name = config.image_reference("system")
     with command_lines_seen() as seen, engine_client() as client, image(client, name, (4 * KIB,)) as identity:
         with pytest.raises(ArtefactMissing, match="no provenance"):
-            publish.push([config], registry=None, tag=None, user=None, sign=True)
+            publish.push([config], sign=True)
         write_build(config, identity)
-        pushed = publish.push([config], registry=None, tag=None, user=None, sign=True)
+        (pushed,), _ = publish.push([config], sign=True)
         forget(client, name)
-        (pulled,) = publish.pull([config], registry=None, tag=None, user=None, verify=True, key=None)
+        (pulled,) = publish.pull([config], verify=True, key=None)
         assert (pulled.digest, pulled.image_id) == (pushed.digest, identity)
         forget(client, name)
         other = make_keys(tmp_path, "other").public
         with pytest.raises(SignatureRefused):
-            publish.pull([config], registry=None, tag=None, user=None, verify=True, key=other)
+            publish.pull([config], verify=True, key=other)
         assert not [one for one in client.api.images() if name in (one["RepoTags"] or [])], (
             "the image must not be pulled"
         )
@@ -392,7 +389,9 @@ def test_push_signs_and_pull_verifies(plain: Registry, tmp_path: Path, monkeypat
     for text in (PASSWORD, secret):
         assert text.encode() not in stored
         assert text not in "".join(seen) + plain.settings.log.read_text()
-    statement = json.loads(blob(plain, about(plain, config, pushed.digest, "att")["layers"][0]["digest"]).read_bytes())
+    statement = json.loads(
+        blob_path(plain, about(plain, config, pushed.digest, "att")["layers"][0]["digest"]).read_bytes()
+    )
     provenance = json.loads(base64.b64decode(statement["payload"]))
     names = [item["name"] for item in provenance["predicate"]["buildDefinition"]["resolvedDependencies"]]
     assert names == ["torch-2.6.0.whl", "index of trixie", "pitorch"]

@@ -36,8 +36,9 @@ from engine.dockerd import Daemon
 from engine.start import ensure_daemon
 from engine.stop import stop_daemon
 from registry import client as registry_client
-from registry.client import Pulled
+from registry.client import Pulled, Pushed
 from registry.local import Registry, Settings
+from registry.reference import with_options
 from toolchain.config import Config, load_config
 from toolchain.errors import EngineUnavailable
 from toolchain.files import MARKER
@@ -95,9 +96,15 @@ def config_for(folder: Path, address: str, **registry: str) -> Config:
     )
 
 
-def pull(config: Config, *, registry: str | None = None, tag: str | None = None, user: str | None = None) -> Pulled:
-    """Pull the image of one architecture."""
-    (pulled,) = registry_client.pull([config], registry=registry, tag=tag, user=user)
+def push(config: Config, **options: str) -> Pushed:
+    """Push the image of one architecture; ``options`` are those of ``with_options``."""
+    (pushed,), _ = registry_client.push([with_options(config, **options)])
+    return pushed
+
+
+def pull(config: Config, **options: str) -> Pulled:
+    """Pull the image of one architecture; ``options`` are those of ``with_options``."""
+    (pulled,) = registry_client.pull([with_options(config, **options)])
     return pulled
 
 
@@ -202,6 +209,12 @@ def ask(registry: Registry, path: str, **options: object) -> requests.Response:
         session.trust_env = False
         verify = str(registry.settings.certificate) if registry.settings.certificate else True
         return session.get(registry.url + path, timeout=20, verify=verify, **options)  # type: ignore[arg-type]
+
+
+def blob_path(registry: Registry, digest: str) -> Path:
+    """Return the path of the file in which the registry stores a blob."""
+    name = digest.removeprefix("sha256:")
+    return registry.settings.images / f"docker/registry/v2/blobs/sha256/{name[:2]}/{name}/data"
 
 
 def blobs_on_disk(registry: Registry) -> dict[str, int]:
