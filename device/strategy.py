@@ -66,7 +66,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
     def force(self, status: Status | str) -> None:
         """Set the state without switching the board; only ``off`` can be set in this way."""
         if _status(status) is not Status.off:
-            raise StrategyError(f"the state {status!r} cannot be forced; only 'off' can be forced")
+            raise StrategyError(f"the state {_status(status).name} cannot be forced; only off can be forced")
         self.status = Status.off
 
     def abandon(self) -> None:
