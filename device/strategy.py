@@ -63,6 +63,12 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self._leave(self.status)
             self.status = Status(self.status.value - 1)
 
+    def force(self, status: str) -> None:
+        """Set the state without switching the board (labgrid's ``--lg-initial-state``). Only ``off`` can be set."""
+        if status != Status.off.name:
+            raise StrategyError(f"the state {status} cannot be forced; only off can be forced")
+        self.status = Status.off
+
     def abandon(self) -> None:
         """Deactivate all drivers after Ctrl-C or a failure, whatever the current state is."""
         for driver in (self.ssh, self.board, self.power, self.card, self.console, self.server):

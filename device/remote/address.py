@@ -65,7 +65,8 @@ class Address:
         if self.kind in ("ssh", "tree", "adb"):
             return f"{self.kind}://{self.host}"
         scheme = "" if self.kind == "direct" else f"{self.kind}://"
-        return f"{scheme}{self.host}:{self.port}" + (f"/{self.key}" if self.key else "")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}{host}:{self.port}" + (f"/{self.key}" if self.key else "")
 
 
 def parse(text: str) -> Address:

@@ -392,7 +392,7 @@ def test_the_plan_table_has_one_line_per_step(tmp_path: Path) -> None:
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from toolchain import closure, process
+from toolchain import process
 from toolchain.steps import Made, Pipeline, Step
 
 folder = Path(sys.argv[1])
