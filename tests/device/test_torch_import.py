@@ -99,6 +99,30 @@ def numpy_in_threads():
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(work, range(8))) == [[number] * 2 for number in range(8)]
 
+def numpy_during_its_import():
+    # The importer stops in the package until the other thread imports a submodule, which it must not do, or one second.
+    started, submodule = threading.Event(), threading.Event()
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if threading.current_thread() is importer and name.startswith("numpy.") and not started.is_set():
+                started.set()
+                submodule.wait(1)
+            elif threading.current_thread() is not importer and name.startswith("numpy."):
+                submodule.set()
+    found = []
+    def work():
+        import numpy
+        found.append(torch.tensor([numpy.int64(1)]).tolist())
+    sys.meta_path.insert(0, Finder)
+    importer = threading.Thread(target=work)
+    importer.start()
+    started.wait()
+    assert torch.ones(1).numpy().tolist() == [1]
+    importer.join()
+    assert not submodule.is_set(), "numpy.* is imported while numpy is"
+    assert found == [[1]], found
+
 def no_numpy():
     sys.modules["numpy"] = None
     try:
@@ -121,6 +145,7 @@ checks = {
     "to numpy": to_numpy,
     "from numpy": from_numpy,
     "numpy in threads": numpy_in_threads,
+    "numpy during its import": numpy_during_its_import,
     "no numpy": no_numpy,
 }
 for name, check in checks.items():
