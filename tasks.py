@@ -340,8 +340,8 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
     """Serve the exported tree over NFS until Ctrl-C, and print the commands for the Pi."""
     from nfsroot import serve
 
-    config = _config(context, {"nfs.port": str(port) if port else ""})
-    serve.serve(config, nfsv3=v3, address=address or None)
+    config = _config(context, {"nfs.address": address, "nfs.port": str(port) if port else ""})
+    serve.serve(config, nfsv3=v3)
 
 
 @_target_task(
@@ -834,8 +834,8 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
     """Serve the wheels as a package index until Ctrl-C, and print the pip commands for the Pi."""
     from flow import serve_wheels
 
-    config = _config(context, {"wheels.port": str(port) if port else ""})
-    serve_wheels.serve_wheels(config, address=address or None)
+    config = _config(context, {"wheels.address": address, "wheels.port": str(port) if port else ""})
+    serve_wheels.serve_wheels(config)
 
 
 @task(

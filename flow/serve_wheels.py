@@ -107,7 +107,7 @@ class Offer:
         return [item.path for item in wheels.candidates(wheelhouses(self._config), "torch", tags)[0]]
 
 
-def serve_wheels(config: Config, *, address: str | None = None) -> None:
+def serve_wheels(config: Config) -> None:
     """Print the commands for the board, and serve the wheels until Ctrl-C, SIGTERM or SIGHUP.
 
     Raises ArtefactMissing if there is no wheel, and the same exceptions as ``running_index``.
@@ -123,7 +123,7 @@ def serve_wheels(config: Config, *, address: str | None = None) -> None:
             fix="run ./inv build-torch or ./inv build-wheel NAME==VERSION",
         )
     stop = threading.Event()
-    address = address or config.wheels.address or server_address(config)
+    address = config.wheels.address or server_address(config)
     with (
         process.stopped_by_signals(stop),
         running_index(offer, address=address, port=config.wheels.port) as url,

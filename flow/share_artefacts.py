@@ -9,6 +9,7 @@ the recipe is used.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 from engine.connect import connect, image_id
 from recipes.companions import build as companions
@@ -27,10 +28,11 @@ _WITHOUT_PROVENANCE = (tvm_ffi.NAME, companions.NAME)
 """Recipes that do not write a provenance statement."""
 
 
-def wanted(config: Config) -> list[tuple[str, str, bool]]:
-    """Return each artefact's name and key for this configuration, and whether the artefact is required.
+def wanted(config: Config) -> Iterator[tuple[str, str, bool]]:
+    """Yield each artefact's name and key for this configuration, and whether the artefact is required.
 
-    Optional artefacts may be missing from the registry. Raises RecipeInvalid if no recipe builds torch.
+    Optional artefacts may be missing from the registry. The companions' key depends on the torch wheel that is
+    available when it is requested. Raises RecipeInvalid if no recipe builds torch.
     """
     key = resolve.key(config)
     if not key:
@@ -40,12 +42,11 @@ def wanted(config: Config) -> list[tuple[str, str, bool]]:
             found=f"{config.image.label}, variant {config.torch.variant}, source {config.torch.source}",
             fix="run ./inv build-torch --plan to see the reason",
         )
-    found = [
-        ("torch", key, True),
-        (tvm_ffi.NAME, tvm_ffi.key(config), config.remote.ffi_in_image),
-        (companions.NAME, locate.key(config), False),
-    ]
-    return [item for item in found if item[1]]
+    yield "torch", key, True
+    if ffi := tvm_ffi.key(config):
+        yield tvm_ffi.NAME, ffi, config.remote.ffi_in_image
+    if matching := locate.key(config):
+        yield companions.NAME, matching, False
 
 
 def pull_artefacts(config: Config) -> list[artefacts.Shared]:

@@ -280,7 +280,6 @@ def serve(
     config: Config,
     *,
     nfsv3: bool = False,
-    address: str | None = None,
     port: int | None = None,
     stop: threading.Event | None = None,
 ) -> None:
@@ -292,12 +291,11 @@ def serve(
     layout = Layout.of(config)
     process.require_root("to serve files of all owners over NFS", "./inv serve-nfsroot")
     require_export(layout)
-    shown = address or server_address(config)
     subnet = subnet_of(config)
     stop = stop or threading.Event()
     with (
         process.stopped_by_signals(stop),
-        serving_boards(config, layout, address=shown, port=port, nfsv3=nfsv3) as server,
+        serving_boards(config, layout, address=server_address(config), port=port, nfsv3=nfsv3) as server,
     ):
         if (first := unprivileged_port_start()) < _RESERVED:
             progress.warn(

@@ -170,7 +170,15 @@ def download_pinned(
             options = ("--no-deps", "--no-cache-dir", "--require-hashes", f"--requirement={wanted}")
             argv = ["download", *options, f"--dest={scratch}", *words]
             run_pip(argv, what=f"{name} {version}", log=log, fix=fix, environment=environment)
-            (scratch / place.name).replace(place)
+            downloaded = scratch / place.name
+            if not downloaded.is_file():
+                raise SourceUnavailable(
+                    f"the package index has {name} {version} under another file name",
+                    expected=place.name,
+                    found=", ".join(sorted(item.name for item in scratch.iterdir() if item != wanted)),
+                    fix=fix,
+                )
+            downloaded.replace(place)
     found = files.sha256_of(place)
     if found != sha256:
         raise SourceUnavailable(

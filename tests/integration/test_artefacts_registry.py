@@ -533,7 +533,7 @@ def test_pull_prefers_the_same_builder(plain: Registry, tmp_path: Path, monkeypa
         "other": artefacts.key_of(recipe, "0" * 64),
     }
     push_in_order(base, tmp_path, tvm_ffi.NAME, keys, recipe)
-    artefacts.put(base, "torch", KEY, products(tmp_path), recipe=share.wanted(base)[0][1])
+    artefacts.put(base, "torch", KEY, products(tmp_path), recipe=next(share.wanted(base))[1])
     artefacts.push(base)
 
     def pulled(config: Config) -> str:
@@ -555,7 +555,7 @@ def test_pull_without_an_engine_selects_the_newest_torch(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     base = config_for(tmp_path / "base", plain.address, namespace="no-engine")
-    push_in_order(base, tmp_path, "torch", {"older": KEY, "newer": OTHER_KEY}, share.wanted(base)[0][1])
+    push_in_order(base, tmp_path, "torch", {"older": KEY, "newer": OTHER_KEY}, next(share.wanted(base))[1])
     mine = teammate(base, tmp_path / "mine")
     builder_here(mine, "torch-builder", b"", image="sha256:" + "0" * 64)
     (pulled,) = share.pull_artefacts(mine)
@@ -583,7 +583,7 @@ def small_builder() -> bytes:
 @pytest.mark.engine
 def test_pull_prefers_the_same_compiler_and_packages(plain: Registry, tmp_path: Path, warned: list[str]) -> None:
     base = config_for(tmp_path / "base", plain.address, namespace="compilers")
-    recipe = share.wanted(base)[0][1]
+    recipe = next(share.wanted(base))[1]
     versions = {**LISTED, "compiler": "; ".join(COMPILERS.values())}
     keys = {
         "like-mine": provenance.artefact_key(recipe, versions),

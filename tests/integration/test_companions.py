@@ -101,6 +101,16 @@ def test_pull_artefacts_requests_matching_companions(tmp_path: Path, wanted: boo
     assert mine not in share.wanted(config)
 
 
+def test_companions_are_requested_for_the_torch_that_was_pulled(tmp_path: Path) -> None:
+    wheelhouse = tmp_path / "wheelhouse"
+    wheelhouse.mkdir()
+    config = load_config({"build": {"folder": str(tmp_path / "build")}, "torch": {"wheelhouse": [str(wheelhouse)]}})
+    items = share.wanted(config)
+    assert next(items)[0] == "torch"
+    pulled = torch_wheel(wheelhouse)
+    assert (build.NAME, build.recipe_key(DATA, ARMHF, TRIXIE, files.sha256_of(pulled)), False) in items
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_setting_removes_companions_from_the_main_job(tmp_path: Path, wanted: bool) -> None:
     image = {} if wanted else {"companions": False}
