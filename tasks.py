@@ -332,7 +332,7 @@ def export_nfsroot(context: Context, folder: str = "", tarball: str = "", untouc
 @_target_task(
     help={
         "v3": "also serve NFS 3, for boards whose initramfs does not support NFS 4 (requires rpcbind)",
-        "address": "listen only on this address",
+        "address": "listen only on this IPv4 address",
         "port": "TCP port (default: nfs.port)",
     }
 )
@@ -347,7 +347,7 @@ def serve_nfsroot(context: Context, v3: bool = False, address: str = "", port: i
 @_target_task(
     help={
         "alone": "assign addresses to directly connected boards; without this option, a router assigns them",
-        "address": "listen only on this address",
+        "address": "listen only on this IPv4 address",
     }
 )
 def netboot(context: Context, alone: bool = False, address: str = "") -> None:
@@ -828,7 +828,10 @@ def audit_wheel(context: Context, what: str, cpu: str, json: bool = False) -> No
 
 @_target_task(
     name="serve-wheels",
-    help={"address": "listen on this address (default: wheels.address)", "port": "TCP port (default: wheels.port)"},
+    help={
+        "address": "listen on this IPv4 address (default: wheels.address)",
+        "port": "TCP port (default: wheels.port)",
+    },
 )
 def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None:
     """Serve the wheels as a package index until Ctrl-C, and print the pip commands for the Pi."""
