@@ -75,7 +75,7 @@ def qemu_conf(own_binfmt: None) -> Path:
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Provide the SSH server of the distribution's package, which is unpacked but not installed."""
     folder = tmp_path_factory.mktemp("sshd")
-    process.run(["apt-get", "download", "openssh-server"], cwd=folder, limit_s=300)
+    process.run(["apt-get", "-o", "Acquire::Retries=3", "download", "openssh-server"], cwd=folder, limit_s=300)
     (package,) = folder.glob("openssh-server_*.deb")
     process.run(["dpkg-deb", "--extract", package, folder / "openssh"])
     return folder / "openssh" / "usr" / "sbin" / "sshd"

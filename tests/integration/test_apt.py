@@ -449,9 +449,11 @@ def test_unavailable_packages_are_reported(archive: Archive, tmp_path: Path, mon
                 rootfs.download(spec, log)
         package = archive.folder / "pool" / "hello.deb"
         package.unlink()
-        with pytest.raises(NetworkUnreachable) as unreachable:
-            rootfs.download(dataclasses.replace(spec, archives=tmp_path / "others"), log)
-        package.write_bytes(b"x")
+        try:
+            with pytest.raises(NetworkUnreachable) as unreachable:
+                rootfs.download(dataclasses.replace(spec, archives=tmp_path / "others"), log)
+        finally:
+            package.write_bytes(b"x")
     assert "--update" in unreachable.value.fix
 
 

@@ -35,7 +35,7 @@ from toolchain.config import ROOT, Config
 pytestmark = [
     *(pytest.mark.expensive, pytest.mark.engine, pytest.mark.emulation, pytest.mark.machine),
     pytest.mark.skipif(os.geteuid() != 0, reason="requires root to build a root filesystem"),
-    pytest.mark.timeout(5400),
+    pytest.mark.timeout(9000),
 ]
 TASK = (sys.executable, "-m", "toolchain.cli")
 BUILD = (*TASK, "build-image", "--only=rootfs")
@@ -135,6 +135,7 @@ def test_bookworm_is_built_after_a_killed_build_and_boots(client: docker.DockerC
             eventually(
                 lambda: not any(map(runs, programs)) and not processes_in(namespaces),
                 lambda: [*filter(runs, programs), *processes_in(namespaces)],
+                limit_s=120,
             )
             assert "hook: configured" not in log.read_text(errors="replace"), (
                 "the programs must stop before they have finished"

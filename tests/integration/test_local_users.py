@@ -165,7 +165,7 @@ def test_other_users_cannot_reach_test_on_pis_server(open_folder: Path, tmp_path
     )
     with ThreadPoolExecutor(1) as thread:
         run = thread.submit(drive, tmp_path, served=(tree, port), private_network=True)
-        eventually(lambda: up.exists() or run.done())
+        eventually(lambda: up.exists() or run.done(), limit_s=600)
         assert not run.done(), run.result().output
         assert intrude(open_folder, port, tree) == NOTHING
         go.touch()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from device.remote.models import ModelProfile
 from recipes.tvm_server.board_server import MAX_BYTES, Parameters
 from toolchain import ports, process
 from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import UserError
 
 SUPPORT = ROOT / "tests" / "support"
 QUICK = Timing(number=2, repeat=2, min_repeat_ms=1, warm_up=1)
@@ -173,6 +176,39 @@ def test_interrupted_transfer_leaves_no_file(tvm: TvmEnvironment, cache: Path, h
                     eventually(lambda: in_group(board.process.pid) == before)
             finally:
                 client.kill()
+
+
+def test_lost_client_of_a_model_leaves_the_cache_only(
+    tvm: TvmEnvironment, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    ended: list[UserError] = []
+
+    def computed_s(board: tvm_servers.Running) -> int:
+        return sum(map(int, process.output_of(["ps", "-o", "cputimes=", "-s", str(board.process.pid)]).split()))
+
+    with tvm_servers.board(tvm) as board:
+        before = in_group(board.process.pid)
+
+        def endless() -> None:
+            try:
+                run(f"127.0.0.1:{board.port}", timing=Timing(10**9, 1, 0, 0), session_s=20)
+            except UserError as fault:
+                ended.append(fault)
+
+        thread = threading.Thread(target=endless)
+        thread.start()
+        eventually(lambda: cache.is_dir() and [len(file.name) for file in cache.iterdir()] == [64])
+        assert list(tmp_path.rglob("*.so"))
+        began_s = computed_s(board)
+        eventually(lambda: computed_s(board) >= began_s + 3)  # until the model runs
+        client = process.output_of(["pgrep", "-P", str(os.getpid()), "-f", "model_worker"], limit_s=60)
+        os.kill(int(client), signal.SIGKILL)
+        thread.join()
+        assert ended
+        eventually(lambda: in_group(board.process.pid) == before)
+        eventually(lambda: list(tmp_path.rglob("*.so")) == [])
+        assert [len(file.name) for file in cache.iterdir()] == [64]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def run(board: Running, kernel: str | Path, *, size: int = 0) -> Profile:
 
 
 @pytest.fixture
-def board(sshd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def board(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     """Run a board with this PC's architecture, for which the loader is then compiled."""
     needs_pocl()
     rows, row = targets._DATA.read_text(), 'title = "OpenCL"\ndebian = "arm64"\n'
@@ -63,7 +63,7 @@ def board(sshd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(targets, "_DATA", tmp_path / "targets.toml")
     targets._DATA.write_text(rows.replace(row, 'title = "OpenCL"\n'))
     needs_compiler()
-    with reachable(sshd, exported_in(tmp_path), tmp_path) as running:
+    with reachable(request.getfixturevalue("sshd"), exported_in(tmp_path), tmp_path) as running:
         yield running
 
 

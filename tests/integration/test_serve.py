@@ -399,6 +399,7 @@ def test_the_servers_configuration() -> None:
     assert settings["Graceless"] == "true"
     assert settings["Only_Numeric_Owners"] == "true"
     assert settings["Squash"] == "No_Root_Squash"
+    assert settings["Bind_addr"] == "127.0.0.1"
     assert settings["Clients"] == "10.0.0.0/8"
     # Other clients have no access.
     assert re.search(r"EXPORT_DEFAULTS \{\s+Access_Type = None;", made)

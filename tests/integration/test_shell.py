@@ -60,7 +60,7 @@ def client() -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture(scope="module")
-def image(client: docker.DockerClient) -> Iterator[str]:
+def imported(client: docker.DockerClient) -> Iterator[str]:
     need("docker", "ldd")
     if os.uname().machine != "x86_64":
         pytest.skip("requires an amd64 machine")
@@ -69,9 +69,15 @@ def image(client: docker.DockerClient) -> Iterator[str]:
     try:
         yield f"{name}:shell"
     finally:
-        for left in client.containers.list(all=True, filters={"ancestor": f"{name}:shell"}):
-            left.remove(force=True)
         client.images.remove(f"{name}:shell", force=True)
+
+
+@pytest.fixture
+def image(client: docker.DockerClient, imported: str) -> Iterator[str]:
+    """Provide the image, and remove the containers that a failed test leaves behind."""
+    yield imported
+    for left in client.containers.list(all=True, filters={"ancestor": imported}, ignore_removed=True):
+        left.remove(force=True)
 
 
 def containers_of(client: docker.DockerClient, image: str) -> list[str]:

@@ -115,7 +115,9 @@ def _pytest(config: Config, name: str, folder: Path, names: Sequence[str], tests
             log=native.folder_of(config) / f"{name}.log",
         )
         assert done.returncode == 0, f"{process.explain_exit(done.returncode)}\n{done.output[-5000:]}"
-        counts = re.findall(r"(\d+) (passed|skipped)", done.output.strip().splitlines()[-1])
+        # The interpreter may print more when it exits.
+        (summary,) = re.findall(r"^\d+ passed.* in [\d.]+s.*$", done.output, re.MULTILINE)
+        counts = re.findall(r"(\d+) (passed|skipped)", summary)
         return Made(facts={"skipped": 0, **{outcome: int(count) for count, outcome in counts}})
 
     return Step(

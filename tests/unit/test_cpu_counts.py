@@ -34,7 +34,7 @@ end
 @pytest.mark.parametrize(
     ("kind", "texts"),
     [
-        ("NEON", ["vmla.f32 q8, q1, q2", "vand q0, q1, q2", "vadd.i8 d0, d1, d2", "vmov.i32 d16, #0"]),
+        ("NEON", ["vmla.f32 q8, q1, q2", "veor d0, d1, d2", "vadd.i8 d0, d1, d2", "vmov.i32 d16, #0"]),
         ("VFP", ["vmov d0, r0, r1", "vmla.f32 s8, s0, s4", "vcvt.s32.f64 s0, d0", "vmrs apsr_nzcv, fpscr"]),
         ("SIMD load/store", ["vld1.32 {d4, d5}, [r0]!", "vst4.8 {d0, d1, d2, d3}, [r0]", "vpush {d8, d9}"]),
         ("SIMD load/store", ["vldmia r5!, {s0, s1, s2, s3}", "vldr s0, [fp, #-0x118]"]),
