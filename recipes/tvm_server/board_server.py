@@ -122,7 +122,7 @@ class Parameters:
             if self._size == size:
                 os.fsync(self._file)
                 if self._received.hexdigest() != digest:
-                    raise OSError("their SHA-256 is wrong")
+                    raise OSError("the SHA-256 of the received parameters is wrong")
                 staged.rename(path)
                 self.clean()
         except OSError as fault:

@@ -233,7 +233,7 @@ def test_large_or_wrong_content_is_not_kept(cache: Path) -> None:
     assert board.keep(digest, MAX_BYTES + 1, 0, b"1234") == "they are larger than 2 GiB"
     assert not cache.exists()
     assert board.keep(digest, 8, 0, b"1234") == ""
-    assert board.keep(digest, 8, 4, b"1234") == "their SHA-256 is wrong"
+    assert board.keep(digest, 8, 4, b"1234") == "the SHA-256 of the received parameters is wrong"
     assert list(cache.iterdir()) == []
     with pytest.raises(ValueError, match="out of order"):
         board.keep(digest, 8, 4, b"5678")
