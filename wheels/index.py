@@ -224,7 +224,7 @@ def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0
     port = port or ports.free_port(address)
     try:
         listener = socket.create_server((address, port))
-    except OSError:
+    except (OSError, OverflowError):
         ports.require_free(address, port, server="the package index", settings=["wheels.address", "wheels.port"])
         raise
     with listener:

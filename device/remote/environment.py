@@ -46,6 +46,10 @@ class TvmEnvironment:
             "TVM_USE_RUNTIME_LIB": "0",  # 1, for TVM's tracker and proxy, omits the compiler
         }
 
+    def command(self, module: str) -> list[str]:
+        """The command line that runs a Python module."""
+        return [sys.executable, "-m", module]
+
 
 def ready(config: Config) -> TvmEnvironment:
     """Install TVM unless it is already installed.

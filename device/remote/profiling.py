@@ -7,7 +7,6 @@ import json
 import shutil
 import signal
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -413,7 +412,7 @@ def run_worker(
     """
     run = _WorkerRun()
     done = process.run(
-        [sys.executable, "-m", module],
+        environment.command(module),
         env={**environment.variables, "TMPDIR": str(scratch)},
         stdin=json.dumps(request).encode(),
         on_line=run.handle_line,

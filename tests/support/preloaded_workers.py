@@ -30,10 +30,10 @@ def preloaded_workers(folder: Path) -> Iterator[None]:
         variables = [f"XDG_RUNTIME_DIR={folder}", f"PYTHONPATH={packages}"]
         return ["env", *variables, sys.executable, "-m", "pitorch.preloaded", *words]
 
-    def command(environment: TvmEnvironment, module: str, *words: str) -> list[str]:
+    def command(environment: TvmEnvironment, module: str) -> list[str]:
         used.append(environment)
         code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-        return preloaded(environment, *(f"--import={name}" for name in MODULES), "-c", code, *words)
+        return preloaded(environment, *(f"--import={name}" for name in MODULES), "-c", code)
 
     used: list[TvmEnvironment] = []
     with pytest.MonkeyPatch.context() as patch:
