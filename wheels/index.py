@@ -222,12 +222,8 @@ def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0
     Raises InUse, or UserError if the address is not this machine's.
     """
     port = port or ports.free_port(address)
-    try:
-        listener = socket.create_server((address, port))
-    except (OSError, OverflowError):
-        ports.require_free(address, port, server="the package index", settings=["wheels.address", "wheels.port"])
-        raise
-    with listener:
+    ports.require_free(address, port, server="the package index", settings=["wheels.address", "wheels.port"])
+    with socket.create_server((address, port)) as listener:
         application = _Log(_Index(offered))
         server = make_server(
             address,
