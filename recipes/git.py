@@ -44,5 +44,6 @@ def fetch(url: str, ref: str, folder: Path, *, submodules: bool = False, log: Pa
         if submodules:
             git(folder, *stalled, "submodule", "update", "--quiet", "--init", "--recursive", "--depth=1", log=log)
     except CommandFailed as fault:
-        *_, fault.found = fault.found, *(line for line in fault.tail.splitlines() if line.strip())
+        if printed := [line for line in fault.tail.splitlines() if line.strip()]:
+            fault.found = printed[-1]
         raise
