@@ -53,9 +53,12 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
     """Check a wheel against the requested architectures; return its contents.
 
     Raises PlatformMismatch for a wheel for another architecture. Raises WheelUnusable if the wheel is damaged, requires
-    uncommon libraries, or does not contain exactly the requested GPU code.
+    a specific Python or uncommon libraries, or does not contain exactly the requested GPU code.
     """
     wheels.audit(wheel, target)
+    tag = f"py3-none-{target.wheel_platform}"
+    if not wheel.stem.endswith(f"-{tag}"):
+        raise _unusable(wheel, f"the tag {tag} (any Python 3)", wheel.name)
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".so")]
         if names != [LIBRARY]:

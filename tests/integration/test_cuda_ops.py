@@ -21,7 +21,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from machine import needs_the_machine
 from packaging.version import Version
-from wheel_parts import EM_AARCH64, elf, make_wheel
+from wheel_parts import EM_AARCH64, EM_X86_64, elf, make_wheel
 
 from benchmarks.cuda import figures
 from flow import cuda_checks as native
@@ -295,6 +295,14 @@ def test_a_wheel_without_the_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WheelUnusable) as caught:
         audit.audit(made, AMD64, ("90",))
     assert caught.value.found == "none"
+
+
+def test_a_wheel_for_one_python_is_refused(tmp_path: Path) -> None:
+    library = {audit.LIBRARY: elf(EM_X86_64, bits=64)}
+    made = make_wheel(tmp_path, library, name="pitorch_cuda_ops", tag="cp313-cp313-linux_x86_64")
+    with pytest.raises(WheelUnusable, match="does not match the requested wheel") as caught:
+        audit.audit(made, AMD64, ("90",))
+    assert "py3-none-linux_x86_64" in caught.value.expected
 
 
 def test_a_library_for_another_machine_is_refused(tmp_path: Path) -> None:
