@@ -14,7 +14,7 @@ from packaging.utils import parse_wheel_filename
 
 from images.flavour import load_suite
 from toolchain.config import Config
-from wheels.pip import download_pinned, for_target
+from wheels.pip import download_pinned
 
 _DATA = Path(__file__).with_name("published.toml")
 _OTHER_PLACE = "or put a wheel for the target into a wheelhouse (torch.wheelhouse)"
@@ -58,12 +58,14 @@ def obtain(pin: Pin, config: Config) -> Path:
     Raises NetworkUnreachable, or SourceUnavailable if the index lacks the wheel or the wheel's SHA-256 is not the
     pinned one.
     """
+    # An index without hashes could otherwise offer another wheel of this version.
+    python, platform = load_suite(config.image.suite).python, pin.file.removesuffix(".whl").rpartition("-")[2]
     return download_pinned(
         pin.name,
         pin.version,
         pin.sha256,
         place(pin, config),
-        words=for_target(config.image.target, load_suite(config.image.suite)),
+        words=["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", f"--platform={platform}"],
         log=config.target_root / "logs" / "published.log",
         fix=f"configure an index that has the wheel (pip config list prints the current index), {_OTHER_PLACE}",
     )
