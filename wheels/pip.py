@@ -123,7 +123,7 @@ def run_pip(
         if output.name:
             raise missing(
                 f"the package index does not have {output.name}{output.specifier}",
-                expected=what,
+                expected=f"a matching file for {what}",
                 found=f"no such version, or none for this platform (complete log: {log})",
                 fix=fix,
             ) from fault

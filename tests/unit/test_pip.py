@@ -39,7 +39,7 @@ def test_missing_package_is_reported(tmp_path: Path) -> None:
     words += ["--dest", tmp_path, "no-such-thing==3.1"]
     with pytest.raises(SourceUnavailable, match=r"does not have no-such-thing==3\.1") as caught:
         run_pip(words, what="it", log=tmp_path / "log", fix="name another")
-    assert (caught.value.expected, caught.value.fix) == ("it", "name another")
+    assert (caught.value.expected, caught.value.fix) == ("a matching file for it", "name another")
 
 
 def test_missing_version_is_not_a_network_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
