@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from waiting import eventually
 
 from device.remote.environment import TvmEnvironment
 from recipes.tvm_server.build import SERVER
 from toolchain import ports, process
-from toolchain.errors import UserError
 
 HOST = "127.0.0.1"
 _START_LIMIT_S = 180.0
@@ -85,29 +84,11 @@ def _running(environment: TvmEnvironment, program: list[str], words: list[str], 
         server = Running(port, started, output)
         try:
             with process.on_interrupt(lambda: process.end_group(started)):
-                _wait(server, program[-1])
+                eventually(lambda: _answers(server), server.log, limit_s=_START_LIMIT_S, task=started)
                 yield server
         finally:
             process.end_group(started)
 
 
-def _wait(server: Running, name: str) -> None:
-    deadline = time.monotonic() + _START_LIMIT_S
-    while not _answers(server):
-        if server.process.poll() is not None or time.monotonic() > deadline:
-            raise UserError(
-                f"{name} did not start",
-                expected=f"a server on port {server.port}" if server.port else "a server",
-                found=server.log().strip().splitlines()[-1] if server.log().strip() else "no output",
-            )
-        time.sleep(0.05)
-
-
 def _answers(server: Running) -> bool:
-    if server.port == 0:
-        return "pitorch: serving" in server.log()
-    try:
-        with socket.create_connection((HOST, server.port), timeout=1):
-            return True
-    except OSError:
-        return False
+    return ports.accepts(HOST, server.port) if server.port else "pitorch: serving" in server.log()
