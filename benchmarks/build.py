@@ -128,7 +128,10 @@ def lean_settings() -> dict[str, str]:
 
 
 def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
-    """Return the seconds to create a minimal root, and those to add the packages with emulated RUN instructions."""
+    """Create a minimal root, then add the packages with emulated RUN instructions.
+
+    Return how long each of the two steps took, in seconds.
+    """
     config = workspace.config
     target = config.image.target
     tar = workspace.folder / "minimal.tar"

@@ -29,7 +29,7 @@ from wheels.wheelhouse import wheelhouses
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """The user's configuration with the build folder and image name of the benchmarks, and the folder for results.
+    """The configuration of the benchmarks, which have their own build folder and image name, and the results folder.
 
     ``times`` is the number of repetitions of short measurements. ``against`` is the path of the second
     wheel that the benchmark ``cpu`` measures.

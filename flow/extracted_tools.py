@@ -23,7 +23,7 @@ _CPU_SUITE = "bookworm"
 def cpu_tools(config: Config) -> Path:
     """Return the folder with the programs that examine machine code; extract them if necessary.
 
-    The programs are the emulator with plugins, llvm-mca and llvm-objdump. Raises the failed step's UserError.
+    The programs are llvm-mca, llvm-objdump, and an emulator that supports plugins. Raises the failed step's UserError.
     """
     with Context(for_all_targets(config, _CPU_SUITE)) as context:
         return ready(context, "cpu-tools", "emulator with plugins and LLVM")

@@ -597,7 +597,9 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
 
 
 def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -> None:
-    """Fetch a file from an archive, such as a part of a source package, to ``place``, unless it is already there.
+    """Fetch a file, such as a part of a source package, from an archive; store it as ``place``.
+
+    Does nothing if ``place`` already has this SHA-256.
 
     apt verifies the SHA-256. Raises SourceUnavailable with apt's first error.
     """

@@ -42,7 +42,7 @@ class Recipe:
     """By architecture (Debian's name): the tables that replace those of the same name in ``tables``."""
 
     def for_architecture(self, name: str) -> Recipe:
-        """Return the recipe for an architecture, whose tables replace those of the same name."""
+        """Return the recipe with the architecture's own tables in place of the general tables of the same name."""
         return replace(self, tables={**self.tables, **self.architectures.get(name, {})}, architectures={})
 
     def fingerprint(self) -> str:

@@ -103,7 +103,7 @@ def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _not_of_invoke(section: str, key: Any, value: Any) -> str:
-    """Return the error in one of Invoke's own settings, which no task uses, or an empty string."""
+    """Check one of Invoke's own settings. Return the error as text, or an empty string for a valid setting."""
     usual = config.Config.global_defaults()[section]
     if key not in usual:
         return f"Invoke has no such setting; valid: {', '.join(usual)}"

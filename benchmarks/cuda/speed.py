@@ -243,7 +243,7 @@ MATVEC_SHAPES = (
 
 
 def rows() -> list[Comparison]:
-    """Time softmax, and matrix-vector multiplication with the original and the transposed matrix."""
+    """Measure the time of softmax and of matrix-vector multiplication, also with a transposed matrix."""
     import cuda_ops
     import torch
 
