@@ -706,7 +706,7 @@ def completion(_: Context, shell: str) -> None:
 
 @_target_task(
     help={
-        "name": "build, extension, export, device, kernels, torch, cpu or lab (default: all)",
+        "name": "build, extension, export, device, kernels, torch, cpu, models or lab (default: all)",
         "times": "number of repetitions of short measurements",
         "keep": "keep the built files, so that the next run of a single benchmark starts sooner",
         "against": "a torch wheel that --name=cpu compares with the wheel in the image",
