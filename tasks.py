@@ -39,7 +39,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
     """Return a function that runs a task's body and converts a UserError into its message and exit code.
 
     Other exceptions propagate. SIGTERM and the loss of the terminal stop a task in the same way as Ctrl-C, including
-    all cleanup. Containers that killed tasks left behind are removed before the task begins.
+    all cleanup. Leftover containers of killed tasks are removed before the task begins.
     """
 
     @functools.wraps(body)
@@ -588,7 +588,7 @@ _IMAGES_HELP = {
 
 
 def _configs(context: Context, **options: str) -> list[Config]:
-    """Return a configuration for each architecture that ``--architecture`` lists, with options from _REGISTRY_HELP."""
+    """Return one configuration per architecture in ``--architecture``; _REGISTRY_HELP describes the options."""
     from registry.reference import with_options
 
     names = _for_all["image.architecture"].split(",")

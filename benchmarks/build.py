@@ -97,7 +97,7 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
 
 
 def root_alone(workspace: Workspace) -> float:
-    """Return the time in seconds to build the root filesystem from scratch while no other step runs."""
+    """Build the root filesystem from scratch while no other step runs. Return how long this took, in seconds."""
     config = workspace.config
     for folder in config.build_root.glob("archives/*"):
         files.remove(folder)
@@ -159,7 +159,7 @@ def _torch_packages(steps: Mapping[str, Manifest]) -> list[str]:
 
 
 def minimal_root(workspace: Workspace, mirror: Manifest, tar: Path) -> None:
-    """Create a minimal target root with plain mmdebstrap, from the mirror's complete pockets.
+    """Create a minimal target root with mmdebstrap alone. The packages come from the mirror's complete pockets.
 
     Raises CommandFailed.
     """

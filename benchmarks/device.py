@@ -59,7 +59,7 @@ _FIRST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """The times in seconds for one change: to compile (and deploy) the source, to boot, and to obtain the result."""
+    """How long the steps took for one change, in seconds: compile (and deploy), boot, and obtain the result."""
 
     made: float
     booted: float = 0.0
@@ -69,7 +69,7 @@ class Round:
 
     @property
     def total(self) -> float:
-        """The time from saving the source to the result."""
+        """The time between saving the source and receiving the result, in seconds."""
         return self.made + self.booted + self.ran
 
 
@@ -118,7 +118,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def _figures(workspace: Workspace, subject: Subject) -> list[Figure]:
-    """Time all rounds for one subject: first with the device off, then with the device running."""
+    """Measure the time of each round for one subject: first with the device off, then with the device running."""
     rounds = Rounds(workspace, subject)
     with contextlib.ExitStack() as device:
         with progress.step(f"{subject.name}: {OFF}"):
@@ -154,7 +154,7 @@ def _imports_of(found: Round) -> str:
 
 
 def changed(source: str, pattern: re.Pattern[str], text: str) -> str:
-    """Put ``text`` between the pattern's two groups. Raises CommandFailed unless there is exactly one match."""
+    """Replace the text between the pattern's two groups. Raises CommandFailed unless there is exactly one match."""
     made, count = pattern.subn(rf"\g<1>{text}\g<2>", source)
     if count != 1:
         raise CommandFailed(
@@ -230,7 +230,7 @@ class Extension:
 
 
 class Rounds:
-    """Changes a subject's kernel in each round and gets its result from the device."""
+    """Changes a subject's kernel in each round, and gets the result of the changed kernel from the device."""
 
     def __init__(self, workspace: Workspace, subject: Subject, first: int = _FIRST) -> None:
         self._workspace, self._subject = workspace, subject
@@ -238,7 +238,10 @@ class Rounds:
         self.number = first
 
     def with_boot(self, device: contextlib.ExitStack) -> tuple[Round, access.SshAccess]:
-        """Time one round that starts with the device off. The device then runs until ``device`` is closed."""
+        """Measure the time of a round that starts with the device off.
+
+        The device then runs until ``device`` is closed.
+        """
         made = self._make()
         began = time.monotonic()
         entry = self._boot(device)
@@ -247,7 +250,7 @@ class Rounds:
         return Round(made=made, booted=booted, ran=ran, imports=imports), entry
 
     def on(self, entry: access.SshAccess) -> Round:
-        """Time one round on a running device, in a new process."""
+        """Measure the time of a round on a running device. The kernel runs in a new process."""
         made = self._make()
         ran, imports = self._ran(entry)
         return Round(made=made, ran=ran, imports=imports)
@@ -276,7 +279,10 @@ class Rounds:
         return access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=self._layout.client_key, known_hosts=known)
 
     def _ran(self, entry: access.SshAccess) -> tuple[float, float]:
-        """Return the seconds until the result, and the seconds for imports. Raises CommandFailed for a wrong result."""
+        """Run the kernel. Return the time to its result and the time for imports, both in seconds.
+
+        Raises CommandFailed for a wrong result.
+        """
         began = time.monotonic()
         output = self._subject.run(entry)
         seconds = time.monotonic() - began

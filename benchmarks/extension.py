@@ -1,8 +1,7 @@
 """Build an extension wheel in three ways: emulated, with a native compiler in the container, and cross-compiled.
 
-Two times are compared: that of the whole wheel build by ``pip wheel`` in the container, and that of the compiler and
-linker calls alone. In all three ways, the calls use the same command lines and folders as a
-wheel build.
+The benchmark compares two times: the time that ``pip wheel`` needs in the container to build the whole wheel, and the
+time of the compiler and linker calls alone. All three builds use the command lines and folders of a wheel build.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class Subject:
-    """The extension to build, and the mounts that every container has."""
+    """The extension to build, and the mounts for every container that builds it."""
 
     title: str
     source: Path
@@ -85,7 +84,7 @@ def spent_in(output: str) -> Spent:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compile: an image with its architecture and mounts."""
+    """One way to build the extension: the container's image, its architecture and its mounts."""
 
     image: str
     architecture: Architecture
@@ -188,7 +187,7 @@ def _of_the_main_job(context: Context, workspace: Workspace, way: Way) -> Way:
 
 
 class Trial:
-    """Builds a subject in a scratch folder, each time from the same clean source."""
+    """Builds the extension in a scratch folder. Each build starts from a clean copy of the source."""
 
     def __init__(self, workspace: Workspace, client: docker.DockerClient, subject: Subject, scratch: Path) -> None:
         self._workspace, self._client, self._subject = workspace, client, subject

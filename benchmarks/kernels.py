@@ -85,7 +85,10 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 
 def _range(item: Mapping[str, Any]) -> str:
-    """Describe the ranges of a kernel's share and time in the model; name the assumption with the largest effect."""
+    """Describe a kernel's results in the model: the range of its share, and its time with that time's range.
+
+    The text also names the assumption that has the largest effect on the share.
+    """
     return (
         f"model: {100 * item['shareLow']:.1f} to {100 * item['shareHigh']:.1f} %, mostly due to {item['movedBy']}; "
         f"{1e3 * item['seconds']:.2f} ms, {1e3 * item['secondsLow']:.2f} to {1e3 * item['secondsHigh']:.2f} ms"

@@ -59,7 +59,7 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Complete:
-    """Measurements of acquiring and releasing boards in the same way as ``test-on-pi --all``."""
+    """The times and the memory needed to acquire and release boards as ``test-on-pi --all`` does."""
 
     acquire: Sequence[float]
     rate: float

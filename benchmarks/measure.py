@@ -163,7 +163,7 @@ class Result:
 
 
 def titled_table(title: str) -> Table:
-    """Return a table without columns, in the style of all benchmarks."""
+    """Return an empty table with this title, in the style that all benchmarks use."""
     return Table(title=title, title_justify="left", title_style="bold", padding=(0, 1))
 
 

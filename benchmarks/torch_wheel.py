@@ -104,7 +104,7 @@ def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tupl
     """Return the figures for the build in the tree, and the reasons for missing figures.
 
     ``slower`` is the factor by which emulation increases the time. If some objects came from ccache,
-    the total time of all objects is left out, and the time of the whole build is not compared with a goal.
+    the result omits the total time of all objects, and does not compare the time of the whole build with a goal.
     """
     hits, calls = builder.cache_use()
     cached = f"{hits} of {calls} compiler calls were ccache hits"

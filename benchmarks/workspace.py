@@ -1,7 +1,7 @@
 """The separate build folder and image names of the benchmarks.
 
 The workspace's ``image.source_date_epoch`` differs from the configured value by one second. If the values were
-equal, the engine could already have an identical root filesystem, and a clean build would not load it again.
+equal, the engine might already contain an identical root filesystem, and a clean build would skip loading it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from wheels.wheelhouse import wheelhouses
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """The configuration of the benchmarks, which have their own build folder and image name, and the results folder.
+    """The configuration and the results folder of the benchmarks.
 
-    ``times`` is the number of repetitions of short measurements. ``against`` is the path of the second
-    wheel that the benchmark ``cpu`` measures.
+    The benchmarks have their own build folder and image name. ``times`` is the number of repetitions of short
+    measurements. ``against`` is the path of the second wheel that the benchmark ``cpu`` measures.
     """
 
     config: Config

@@ -155,8 +155,8 @@ def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
 def _different_paths(tree: Path, layer: Path) -> list[str]:
     """Return the paths of a layer's files and links that are missing from the tree or different in the tree.
 
-    Byte code is ignored: Python checks it against the source, and a board that runs from the tree may write new byte
-    code.
+    Bytecode files are ignored: Python checks them against the source, and a board that runs from the tree may write new
+    ones.
     """
     different = []
     with tarfile.open(layer, "r:") as archive:

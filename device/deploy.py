@@ -2,8 +2,8 @@
 
     sources → (libqpu, qpu-ops) → layers → exported tree
 
-From then on, programs that a board starts from the tree over NFS use the new files. Running programs keep the files
-that they have open. The rest of the tree is not changed.
+After a deployment, programs that a board starts from the tree over NFS use the new files. Programs that are already
+running continue to use the files that they have open. The rest of the tree is not changed.
 
 Each file is first written under a temporary name in its destination folder. After all files are written, they are
 renamed to their final names while signals are blocked. A deployment that is interrupted before the renames leaves the
@@ -147,7 +147,7 @@ def require_same_architecture(tree: Path, chosen: str) -> None:
 
 
 def library_of(tree: Path) -> str:
-    """Return the QPU library in a tree, as a value of ``qpu.library``; empty if there is none."""
+    """Return which QPU library is in a tree, as a value of ``qpu.library``, or an empty string if there is none."""
     found = {name: _outputs(tree, recipe_name) for name, (recipe_name, _) in LIBRARIES.items()}
     # Both libraries install libqpu.so.1 and QPULib.h, but only libqpu installs further files.
     if any(exists for path, exists in found["local"].items() if path not in found["upstream"]):
@@ -278,7 +278,7 @@ class _Item:
 
 @contextlib.contextmanager
 def _locked(layout: Layout) -> Iterator[None]:
-    """Hold the lock that excludes exports and other deployments."""
+    """Hold the lock that keeps exports and other deployments from running at the same time."""
     taken = InUse(
         f"another export or deployment is writing to {layout.tree}",
         expected=f"no lock on {layout.lock}",
@@ -422,7 +422,7 @@ def _files_in_record(tree: Path, site: str, record: Path) -> set[str]:
 
 
 def _byte_code(tree: Path, path: str) -> set[str]:
-    """Return the byte code of a module in the tree."""
+    """Return the paths of a module's byte code files in the tree."""
     folder, name = posixpath.split(path)
     if not name.endswith(".py"):
         return set()
@@ -465,7 +465,7 @@ def _with_deployed(
 
 
 def _hash(tree: Path) -> str:
-    """Return the tree's hash; empty if the board removed a file during every attempt to compute the hash."""
+    """Compute the tree's hash. Return an empty string if the board removed a file during every attempt."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

@@ -316,7 +316,7 @@ class DeviceSession:
     def _abort(self, reason: str, not_run: str) -> None:
         """Report an error for the current test (or the whole suite), and for each test without a result.
 
-        ``reason`` is the text of the current test's error, and ``not_run`` the text for each other test.
+        ``reason`` is the error text for the current test; ``not_run`` is the error text for all other tests.
         """
         tail = "\n".join(["", "--- last lines of the board's output ---", *self.last_lines]) if self.last_lines else ""
         self._fail(self.current or "device::suite", reason + tail)

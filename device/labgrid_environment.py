@@ -58,7 +58,7 @@ class RemoteBoard:
 
     @property
     def drivers(self) -> list[str]:
-        """The labgrid drivers for the board's resources, without the drivers for SSH and the serial console."""
+        """The labgrid drivers for the board's resources, except those for SSH and the serial console."""
         return [driver for resource, driver in DRIVERS.items() if resource in self.resources]
 
     @property
@@ -75,7 +75,7 @@ def own_user() -> str:
 def client_environment(coordinator: str) -> dict[str, str]:
     """Return environment variables for labgrid's programs.
 
-    The variables set the user's name, and make connections to the coordinator bypass any HTTP proxy.
+    One variable contains the user's name. The other prevents the use of an HTTP proxy for the coordinator.
     """
     return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]"), "LG_USERNAME": own_user()}
 
@@ -95,7 +95,8 @@ def prepare(
 
     If the virtual machine enters the tree from a bare system, that system is also exported.
 
-    Raises ArtefactMissing if there is no exported tree, RootNeeded if the tree must be served, and the export's errors.
+    Raises ArtefactMissing if there is no exported tree, RootNeeded if serving the tree requires root, and the
+    exceptions of the export.
     """
     command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
     if host is None and place is None:

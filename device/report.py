@@ -36,7 +36,7 @@ class Series:
 
 
 def execution_label(document: Mapping[str, Any]) -> str:
-    """Return a label for the machine that ran the suite, in which emulation cannot be mistaken for hardware."""
+    """Return a label for the machine that ran the suite. It states clearly whether the machine was emulated."""
     device = document["device"]
     model = device.get("model") or "no model stated"
     if device["execution"] == "hardware":
@@ -84,10 +84,10 @@ _drawing = threading.Lock()
 
 
 def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:
-    """Return one SVG element with a chart for each title: time over the number of matrix columns, on logarithmic axes.
+    """Return one SVG element with a chart for each title.
 
-    The charts form two columns. ``height`` is the number of rows in the matrix. Lines with the same name
-    share a legend entry.
+    Each chart plots time against the number of matrix columns, on logarithmic axes. The charts form two columns.
+    ``height`` is the number of rows in the matrix. Lines with the same name share a legend entry.
     """
     import matplotlib as mpl
 

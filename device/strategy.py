@@ -1,8 +1,8 @@
 """The labgrid strategy that boots a board and logs in: off → served → booted → shell.
 
-All boards use this strategy. A state without a driver in the environment requires no action: a real board
-without a power switch is switched on by hand, and a board with its own system needs no server unless it mounts the
-tree.
+All boards use this strategy. If the environment lacks a state's driver, the state requires no action. For example, a
+real board without a power switch is switched on by hand, and a board with its own system needs no server unless it
+mounts the tree.
 """
 
 from __future__ import annotations

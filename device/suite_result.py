@@ -16,7 +16,7 @@ from toolchain.errors import ChainBroken, DeviceTestsFailed, UserError
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteResult:
-    """The result of a run. ``seconds`` includes the boot; ``execution`` is defined in ``device.evidence``."""
+    """The result of a run. ``seconds`` includes the boot time; ``device.evidence`` defines ``execution``."""
 
     passed: int
     failed: int
@@ -83,7 +83,7 @@ class Paths:
 
 
 def label_junit(path: Path, document: Mapping[str, Any]) -> None:
-    """Add properties to the JUnit file that describe the machine and the chain's links."""
+    """Add properties to the JUnit file: the machine, the tested image, and any broken links in the evidence's chain."""
     if not path.is_file():
         return
     tree = ElementTree.parse(path)  # noqa: S314 - written by pytest on this PC

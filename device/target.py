@@ -300,7 +300,7 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
         log: Path | None = None,
         check: bool = True,
     ) -> process.Completed:
-        """Run a shell command on the board with ``stdin`` as input, and pass each line to ``on_line`` immediately.
+        """Run a shell command on the board with ``stdin`` as input. Pass each line of output to ``on_line`` at once.
 
         labgrid's ``run`` returns the output only at the end. Raises the errors of ``process.run``.
         """

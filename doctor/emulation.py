@@ -27,7 +27,7 @@ def native(check: str, target: Architecture) -> Finding | None:
 
 
 def check_registration(target: Architecture) -> Finding:
-    """Check the emulator's registration with ``check_binfmt``; if no emulator is needed, report that instead."""
+    """Check the emulator's registration with ``check_binfmt``, or report that no emulator is needed."""
     return native("binfmt flags", target) or check_binfmt(BINFMT / f"qemu-{target.qemu}")
 
 

@@ -60,7 +60,7 @@ def _package_version(program: Path) -> str:
 
 
 def _within(row: Mapping[str, Any], name: str, version: str) -> bool:
-    """Return whether a version meets a row's conditions. An unknown version, an empty string, meets no condition."""
+    """Return whether a version meets a row's conditions. An empty string (an unknown version) meets no condition."""
     low, high = row.get(f"{name}_from"), row.get(f"{name}_below")
     if not low and not high:
         return True

@@ -66,7 +66,7 @@ def guarded(name: str, check: Callable[[], Finding]) -> Finding:
 
 
 def described(fault: UserError) -> str:
-    """Return the error's summary and what was found, on one line."""
+    """Return one line of text: the error's summary and, if known, what was found."""
     return "; ".join(part for part in (fault.summary, fault.found) if part)
 
 

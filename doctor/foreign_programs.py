@@ -1,4 +1,4 @@
-"""Run programs built for the target: a small ARM program, which also lists a directory, and a compiled program.
+"""Run programs built for the target: small ARM programs (one also lists a directory) and a cross-compiled program.
 
 For 64-bit processes such as qemu-user, ext4 numbers directory entries with a 64-bit hash. An emulated 32-bit program
 whose C library stores this number in a 32-bit field gets the error EOVERFLOW from readdir(3). Many programs treat this

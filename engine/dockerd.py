@@ -26,7 +26,7 @@ from toolchain.process_identity import find_recorded, record
 
 @dataclass(frozen=True, kw_only=True)
 class Daemon:
-    """A ``dockerd``: the folder for its record, log and pid file, and its socket's address."""
+    """A ``dockerd``: the address of its socket, and the folder that contains its record, log and pid file."""
 
     folder: Path
     host: str = DEFAULT_HOST
@@ -50,7 +50,7 @@ class Daemon:
 
     @property
     def pidfile(self) -> Path:
-        """The pid file, which is written when dockerd is executed."""
+        """The file with dockerd's process ID, which is written immediately before dockerd is executed."""
         return self.folder / "dockerd.pid"
 
     def read_record(self) -> dict[str, int | float] | None:

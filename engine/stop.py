@@ -71,8 +71,9 @@ def end_process(process: psutil.Process, name: str) -> None:
 def end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
     """Stop the containerd of a killed dockerd and, if ``shims`` is true, its shims; yield a description of each.
 
-    These processes are recognised by the daemon's exec-root on their command line. In another root directory (a chroot
-    or container) or mount namespace, the same path belongs to another daemon, whose processes are left running.
+    These processes are recognised by the path of the daemon's exec-root on their command line. Processes in another
+    root directory (a chroot or container) or mount namespace are left running: there, the same path belongs to another
+    daemon.
     """
     marker = f"{daemon.exec_root}/containerd/"
     mounts = Path("/proc/self/ns/mnt").readlink()

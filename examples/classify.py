@@ -5,8 +5,8 @@
     python3 classify.py --weights mobilenet_v2.pth --camera 0        # one frame from a camera; requires OpenCV
     python3 classify.py --weights mobilenet_v2.pth --camera clip.mp4 # or from a video file or a stream's URL
 
-The weights are a state dict, such as torchvision provides for each of its models. From the weights, the script
-also creates the int8 network, whose value ranges it determines from the picture and the picture's mirror image.
+The weights are a state dict like those that torchvision provides for its models. The script also quantises these
+weights to create the int8 network. It determines the value ranges from the picture and the picture's mirror image.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def opened(path: Path) -> Tensor:
 
 
 def frame(source: str) -> Tensor:
-    """Return a frame from a camera (its number), a video file or a URL, in the format that ``opened`` returns."""
+    """Return a frame in the format that ``opened`` returns.
+
+    ``source`` is the number of a camera, the path of a video file, or a URL.
+    """
     try:
         import cv2
     except ImportError:
@@ -99,7 +102,7 @@ def network(name: str, weights: Path) -> nn.Module:
 
 
 def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
-    """Return the model in int8, with value ranges from the examples."""
+    """Return the model quantised to int8, with the value ranges that occur for the examples."""
     model = loaded(torchvision.models.get_model(f"quantized_{name}", quantize=False), weights)
     model.fuse_model()
     model.qconfig = quantization.get_default_qconfig("qnnpack")

@@ -4,9 +4,9 @@
     .venv/bin/python examples/remote_add.py --local-demo          on this PC
     .venv/bin/python examples/remote_add.py                       on the board in board.toml
 
-This is a script from introductions to TVM's RPC, ported to TVM's current API. The comments show the old calls in square
-brackets. The board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same, and also provides
-queues, time limits and error messages.
+The script is a common example from introductions to TVM's RPC, ported to TVM's current API. The comments show the old
+calls in square brackets. The board runs TVM's server (docs/remote.md). ``./inv profile-remote`` does the same, and also
+provides queues, time limits and error messages.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The jobs: build steps, the pipelines that order the steps, and the functions that tasks call to run a job."""
+"""Define the build steps, the pipelines that order these steps, and the functions that tasks call to run jobs."""

@@ -275,7 +275,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Return lines that describe the first unchecked functions and then the first unproven functions, one line each."""
+    """Return one line of text per function: the first unchecked functions, then the first unproven functions."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

@@ -24,8 +24,8 @@ from wheels.request import Options, Wanted
 def build_wheel(config: Config, text: str, *, folder: Path, options: Options | None = None) -> build.Done:
     """Build one wheel for the target and put it into the first wheelhouse.
 
-    ``text`` is NAME==VERSION or a path relative to ``folder``. Raises SourceUnavailable if ``text`` is invalid;
-    otherwise, the same exceptions as ``wheels.build.build`` and the main job.
+    ``text`` is NAME==VERSION or a path relative to ``folder``. Raises SourceUnavailable if ``text`` is invalid, and
+    the exceptions of ``wheels.build.build`` and of the main job.
     """
     wanted = Wanted.parse(text, folder=folder)
     main_job.ready_workbench(config, task="./inv build-wheel")
@@ -50,7 +50,10 @@ def build_wheel(config: Config, text: str, *, folder: Path, options: Options | N
 
 
 def _with_rust(context: Context, container: build.BuildContainer) -> build.BuildContainer:
-    """Return the container with this PC's Cargo settings and the native Rust toolchain, extracted on first use."""
+    """Add this PC's Cargo settings and the native Rust toolchain to the container.
+
+    The toolchain is extracted when it is used for the first time.
+    """
     settings = cargo_settings.of_this_pc()
     folder = extracted_tools.rust_toolchain(context)
     mounts = build_tools.together(rust.rust_mounts(folder, context.target, context.suite), settings)

@@ -22,7 +22,7 @@ SUITE = "bookworm"
 
 
 def context_of(config: Config) -> Context:
-    """Return the build's context. Its image is native, whatever target is configured."""
+    """Return the build's context. The build runs in an amd64 image, regardless of the configured target."""
     image = dataclasses.replace(config.image, flavour="debian", suite=SUITE, architecture="amd64", profile="container")
     return Context(dataclasses.replace(config, image=image))
 

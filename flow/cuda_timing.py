@@ -24,7 +24,7 @@ _LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Timed:
-    """The tool's output, and the folder with the files that it wrote."""
+    """The timing tool's output, and the folder with the files that the tool wrote."""
 
     text: str
     folder: Path

@@ -26,7 +26,7 @@ def load_root(context: Context, role: str, tar: Path, architecture: Architecture
 
 
 def image_missing(context: Context, role: str) -> Callable[[Manifest], str]:
-    """Return the ``missing`` check for a step that makes the image for a role."""
+    """Return a function for ``Step.missing``: it checks whether the engine still has the step's image for a role."""
 
     def probe(made: Manifest) -> str:
         try:

@@ -1,4 +1,4 @@
-"""Unpack packages of native programs, which tasks use, into one folder, without configuring them."""
+"""Unpack packages into one folder without configuring them. The packages contain native programs that tasks use."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def ready(
 ) -> Path:
     """Return the folder with the unpacked packages of the step ``name``; extract them if necessary.
 
-    The packages are those in the packages.toml table with the step's name, in which ``_`` replaces ``-``. ``foreign``
-    lists package architectures in addition to this PC's; ``finish`` completes the folder. Raises the failed step's
-    UserError.
+    packages.toml lists the packages in a table with the step's name, with ``_`` instead of ``-``. ``foreign`` lists
+    package architectures in addition to this PC's. ``finish`` is called with the folder after the packages have been
+    unpacked. Raises the failed step's UserError.
     """
     packages = packages_for(name.replace("-", "_"), context.image)
     folder = context.root / name

@@ -53,7 +53,10 @@ class Built:
 
     @property
     def warnings(self) -> list[str]:
-        """Return all steps' warnings, including those of earlier runs, which apply as long as the product is used."""
+        """Return the warnings of all steps.
+
+        Warnings from earlier runs are included, because they apply as long as the product is used.
+        """
         return all_warnings(self.manifests)
 
 
@@ -75,7 +78,7 @@ def plan(
 
 
 def _pipeline(context: Context, again: Sequence[str], only: Sequence[str]) -> Pipeline:
-    """Return the steps of the main job; include the workbench's if ``only`` or ``again`` names one of them."""
+    """Return the steps of the main job, with the workbench's steps only if ``only`` or ``again`` names one of them."""
     usual = pipelines.main_job(context)
     with_workbench = pipelines.main_job(context, with_workbench=True)
     extra = {step.name for step in with_workbench.steps} - {step.name for step in usual.steps}
@@ -119,9 +122,9 @@ def build_image(
 
 
 def _require_root(decisions: Sequence[Decision], task: str) -> None:
-    """Raise RootNeeded if a root filesystem has to be made.
+    """Raise RootNeeded if a step must make a root filesystem and the user is not root.
 
-    Steps that would run only because no engine is running do not count, because their images may already exist.
+    Steps that would run only because no engine is running are ignored, because their images may already exist.
     """
     made = [item for item in decisions if item.runs and item.step.name in _NEED_ROOT and item.reason != NO_ENGINE]
     if made:

@@ -1,7 +1,8 @@
 """``push --sign``, ``pull --verify``, ``sign`` and ``verify``: sign and verify images and files.
 
-An image's provenance is an in-toto statement with a SLSA provenance predicate, version 1, as for torch. This
-provenance lists the commit and the SHA-256 of the wheels, libqpu, the mirror's package lists and the bill of materials.
+An image's provenance, like that of a torch wheel, is an in-toto statement with a SLSA provenance predicate (version 1).
+This provenance lists the commit, and the SHA-256 digests of the wheels, of libqpu, of the mirror's package lists and of
+the bill of materials.
 """
 
 from __future__ import annotations
@@ -114,10 +115,10 @@ def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
 def sign_file(config: Config, path: Path) -> Path:
     """Sign a file: write a signed statement (DSSE envelope) to the file's folder, and return the envelope's path.
 
-    The statement for a wheel with provenance is that provenance. For a product of this build, such as a card image, a
-    provenance statement is generated from the manifest next to the product. For any other file, the statement contains
-    the name and SHA-256. Raises ConfigError if the key is not set; ArtefactDamaged if the provenance or the manifest
-    belongs to another file; or UserError if the key cannot be used.
+    If a wheel has a provenance statement, this statement is signed. For a product of this build, such as a card image,
+    a provenance statement is generated from the manifest next to the product. For any other file, the statement
+    contains only the file's name and SHA-256. Raises ConfigError if the key is not set; ArtefactDamaged if the
+    provenance or the manifest belongs to another file; or UserError if the key cannot be used.
     """
     signer = _private_key(config)
     described = provenance.path_for(path)
@@ -139,7 +140,7 @@ def envelope_of(path: Path) -> Path:
 
 
 def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
-    """Verify a file: its signed statement, its provenance, and the format of a bill of materials.
+    """Verify a file: its signed statement, its provenance and, if the file is a bill of materials, its format.
 
     If a signed provenance also lists other products, those in the file's folder must match the provenance too. If
     ``key`` or ``registry.public_key`` is set, the file must be signed. Raises SignatureRefused; ConfigError if a key is
@@ -341,7 +342,7 @@ def _image_id(config: Config) -> str:
 
 
 def _provenance_of_product(path: Path) -> dict[str, Any] | None:
-    """Return a file's provenance, from the manifest next to it that lists the file; None if there is no such manifest.
+    """Return a file's provenance, generated from a manifest in its folder; None if no manifest there lists the file.
 
     Raises ArtefactDamaged if the file has changed since the manifest was written.
     """
@@ -375,7 +376,7 @@ def _provenance_of_product(path: Path) -> dict[str, Any] | None:
 
 
 def _with_digests(pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return resource descriptors (in-toto) from names and SHA-256 values."""
+    """Return an in-toto resource descriptor for each pair of a name and a SHA-256."""
     return [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in pairs]
 
 

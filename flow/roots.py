@@ -36,7 +36,7 @@ def root_spec(
 
 
 def common_packages(context: Context) -> tuple[str, ...]:
-    """Return the packages of the target root that do not depend on whether there is a torch wheel."""
+    """Return the packages that the target root contains with or without a torch wheel."""
     common = {
         *packages_for("base", context.image),
         *packages_for("board", context.image),

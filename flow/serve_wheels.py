@@ -27,7 +27,7 @@ from wheels.wheelhouse import wheelhouses
 
 
 class Offer:
-    """The wheels to serve for a configuration. Calling the object returns the current wheels by file name.
+    """The wheels to serve for a configuration. Calling the object returns the current wheels as a dict by file name.
 
     An audit takes seconds, so torch, its companions and TVM's FFI are chosen and audited again only if the available
     wheels have changed. If a wheel is damaged or was built for another machine, the constructor raises the same

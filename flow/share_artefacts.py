@@ -31,8 +31,8 @@ _WITHOUT_PROVENANCE = (tvm_ffi.NAME, companions.NAME)
 def wanted(config: Config) -> Iterator[tuple[str, str, bool]]:
     """Yield each artefact's name and key for this configuration, and whether the artefact is required.
 
-    Optional artefacts may be missing from the registry. The companions' key depends on the torch wheel that is
-    available when it is requested. Raises RecipeInvalid if no recipe builds torch.
+    Optional artefacts may be missing from the registry. The key of torchvision and torchaudio depends on the torch
+    wheel that is available when the iterator reaches it. Raises RecipeInvalid if no recipe builds torch.
     """
     key = resolve.key(config)
     if not key:
@@ -65,9 +65,9 @@ def pull_artefacts(config: Config) -> list[artefacts.Shared]:
 
 
 def artefact_key(config: Config, name: str, key: str) -> str:
-    """Return the key of the artefact that this machine's builder image would produce; empty if there is no such image.
+    """Return the key of the artefact that this machine's builder image would produce.
 
-    Prints a warning if the image's contents cannot be read.
+    Returns an empty string if there is no builder image. Prints a warning if the image's contents cannot be read.
     """
     step = {"torch": "torch-builder", tvm_ffi.NAME: "tvm-ffi-builder", companions.NAME: "builder"}[name]
     made = Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}")

@@ -66,7 +66,7 @@ def _wheel_in(made: Manifest) -> Path:
 
 
 def _note(made: Manifest) -> str:
-    """Return a note about the wheel: that it is from the artefact cache, or the rate of ccache hits in its build."""
+    """Return a note that the wheel is from the artefact cache, or a note with the rate of ccache hits in its build."""
     if "cache" in made.facts:
         return "from the artefact cache"
     used = made.facts.get("ccache", {"hits": 0, "calls": 0})
@@ -79,7 +79,10 @@ def _note(made: Manifest) -> str:
 
 
 def plan(config: Config, *, again: bool = False) -> list[Decision]:
-    """Return a decision for each step: whether it would run, and why; ``again`` is as in ``build_torch``."""
+    """Return a decision for each step: whether it would run, and why.
+
+    ``again`` has the same meaning as in ``build_torch``.
+    """
     with Context(config) as context:
         return pipelines.torch_job(context, again=again).plan(force=_forced(again))
 

@@ -1,4 +1,4 @@
-"""``build-tvm-ffi``: build apache-tvm-ffi's wheel for boards for which the package index has none.
+"""``build-tvm-ffi``: build an apache-tvm-ffi wheel for 32-bit ARM boards, for which PyPI has none.
 
 The wheel is stored in the wheelhouse, from which ``serve-wheels`` serves it to boards, and in the artefact cache, from
 which the next build with the same inputs takes it.

@@ -170,9 +170,9 @@ def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
 
 
 def made_alike(wheels: Sequence[tuple[Path, str]], versions: Mapping[str, str]) -> tuple[Path, str]:
-    """Return the first wheel that was compiled with these versions (``Builder.versions``).
+    """Return the first wheel that was compiled with these compiler and package versions (``Builder.versions``).
 
-    If no wheel was compiled with these versions, raises ArtefactMissing, whose message lists the differences.
+    If there is no such wheel, raises ArtefactMissing with a list of the differences.
     """
     differences = []
     for wheel, where in wheels:

@@ -401,7 +401,7 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source; if it may provide only some packages, add the origin from the index in ``scratch``.
+    """Return the source, with the origin from the index in ``scratch`` if the source is limited to some packages.
 
     Raises MirrorPocketUnusable if the index does not contain the origin.
     """
@@ -558,8 +558,8 @@ def _apart(scratch: Path, sources_list: str) -> list[str]:
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     """Fetch a source package's files into ``folder``; apt verifies them through the archive's signature.
 
-    Pockets that cannot be read are tried under their other names, as in ``verify``. The names cannot lead to another
-    package, because ``version`` identifies the package. Raises SourceUnavailable with apt's first error.
+    Pockets that cannot be read are tried under their other names, as in ``verify``. This cannot fetch a
+    different package, because ``version`` identifies the package. Raises SourceUnavailable with apt's first error.
     """
     try:
         _fetch_source(sources, package, version, folder, log)

@@ -112,9 +112,10 @@ def load(
 
 
 def takes_whole_images(client: docker.DockerClient) -> bool:
-    """Return whether an archive must contain every layer, as containerd's image store (Docker 29's default) requires.
+    """Return whether the engine can load only archives that contain every layer.
 
-    The engine's own storage drivers identify existing layers by the configuration and do not need their contents.
+    This is the case for containerd's image store, the default of Docker 29. The engine's own storage drivers identify
+    existing layers by the configuration and do not need their contents.
     """
     try:
         status = client.info().get("DriverStatus") or []
@@ -151,9 +152,9 @@ def verify(
 
 
 def tar_of(small: Sequence[tuple[str, bytes]], large: Sequence[tuple[str, Path]], bar: progress.Bar) -> Iterator[bytes]:
-    """Yield a tar of contents and files, by name, with at most one block of a file in memory.
+    """Yield the blocks of a tar archive that contains ``small`` (names and contents) and ``large`` (names and files).
 
-    The bar shows how many bytes of the files have been read.
+    At most one block of a large file is in memory at a time. The bar shows how many bytes of the files have been read.
     """
     for name, content in small:
         yield _header(name, len(content)) + content + _padding(len(content))

@@ -38,7 +38,7 @@ _PROGRAMS = (
 
 
 def tool_mounts(tools: Path, target: Architecture, suite: Suite) -> Mounts:
-    """Return the mounts of the native build tools for a dev container that has the native compiler's mounts."""
+    """Return the mounts that add the native build tools to a dev container with the native compiler."""
     gnu = target.gnu
     found = {f"/usr/bin/{name}": tools / "usr/bin" / name for name in _PROGRAMS}
     paths = {place: program for place, program in found.items() if program.is_file() and not program.is_symlink()}

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, kw_only=True)
 class SigningKey:
-    """A key that no package contains: its URL and OpenPGP fingerprint (40 hex digits)."""
+    """A signing key that is not available in any package: its URL and OpenPGP fingerprint (40 hex digits)."""
 
     url: str
     fingerprint: str
@@ -60,7 +60,7 @@ class Flavour:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A release, with the versions that occur in package names and paths."""
+    """A distribution release, with the software versions that occur in its package names and paths."""
 
     name: str
     python: str

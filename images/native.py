@@ -10,9 +10,9 @@ The read-only mounts are:
 
 - the PC's dynamic loader and libraries at their multiarch paths, which differ from the target's;
 - ``cc1plus`` and the driver's other programs at ``/usr/libexec/gcc-cross``;
-- a *farm* of links at ``/usr/lib/gcc-cross`` and ``/usr/TRIPLET``, where the cross compiler searches for headers and
-  start files. Each link points to the container's file, so both compilers read the same files (Debian's cross compiler
-  has the sysroot ``/``; the C library's headers need no link);
+- a *farm* of symbolic links at ``/usr/lib/gcc-cross`` and ``/usr/TRIPLET``, where the cross compiler searches for
+  headers and start files. Each link points to the container's file, so both compilers read the same files (Debian's
+  cross compiler has the sysroot ``/``; the C library's headers need no link);
 - the programs of the compiler and binutils over the emulated ones of the same name.
 
 Both compilers write the same objects and programs, byte for byte. Only the intermediate data in ``-flto`` objects
@@ -54,9 +54,9 @@ class Mounts:
 
 
 def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -> None:
-    """Create the cross compiler's farm of links for a dev root as ``folder``, which is replaced if it exists.
+    """Create the cross compiler's farm of symbolic links for a dev root as ``folder``. An old folder is replaced.
 
-    ``dev_tar`` is the dev root's tar; its entries determine which links are created.
+    ``dev_tar`` is the dev root's tar archive; its entries determine which links are created.
     """
     gnu, gcc = target.gnu, suite.gcc
     gcc_folder = f"usr/lib/gcc/{gnu}/{gcc}"

@@ -219,10 +219,11 @@ def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
 def build_tools(
     spec: RootSpec, folder: Path, log: Path, *, standing_in: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> None:
-    """Extract native programs into ``folder``, which is replaced, and list those that may replace emulated ones.
+    """Extract native programs into ``folder``, and list those that may be used in place of emulated programs.
 
-    ``standing_in`` lists the packages whose programs may replace emulated ones; ``without`` lists the packages to omit.
-    The files belong to the calling user. Raises CommandFailed, DiskFull or NetworkUnreachable.
+    The previous contents of ``folder`` are removed. ``standing_in`` lists the packages whose programs may replace
+    emulated ones; ``without`` lists the packages to omit. The files belong to the calling user. Raises CommandFailed,
+    DiskFull or NetworkUnreachable.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
@@ -406,7 +407,7 @@ def _mmdebstrap(
 
 
 def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str, expected: str) -> Exception:
-    """Return the error that the log shows, or one with ``summary`` and ``expected`` if the cause is unknown."""
+    """Return an error with the cause that the log shows, or with ``summary`` and ``expected`` if it shows no cause."""
     text = log.read_text(errors="replace")
     if full := files.full_disk(text, f"the {spec.role} root", log.parent):
         return full

@@ -1,8 +1,9 @@
 """Provide a native Rust toolchain in an emulated container, in addition to the native compiler (images.native).
 
-The distribution's rustc and Cargo for this PC compile for the target with the target's standard library. The toolchain
-is in one folder; two small programs in /usr/bin start rustc and Cargo with the toolchain's own libraries. Build scripts
-and procedural macros of crates run on this PC, so the folder also contains a C compiler to link them.
+The distribution's rustc and Cargo run natively on this PC. They compile for the target and use the target's Rust
+standard library. The toolchain is in one folder; two small programs in /usr/bin start rustc and Cargo with the
+toolchain's own libraries. Build scripts and procedural macros of crates run on this PC, so the folder also contains a C
+compiler to link them.
 
 setuptools-rust and maturin read the target from ``CARGO_BUILD_TARGET``, and PyO3 reads the settings of the target's
 Python from ``PYO3_CROSS_LIB_DIR``.
@@ -34,7 +35,7 @@ LD_LIBRARY_PATH={place}/usr/lib/{gnu} exec {place}/usr/bin/{gnu}-gcc-{gcc} -B{pl
 
 
 def add_programs(folder: Path, suite: Suite) -> None:
-    """Add the programs that start the toolchain in the container to the folder with the extracted packages."""
+    """Write the programs that start the toolchain in the container. ``folder`` contains the extracted packages."""
     gnu = host_architecture().gnu
     start, link = folder / "start", folder / "link"
     for place in (start, link):

@@ -136,9 +136,9 @@ def write(
 
 
 def add(folder: Path, parts: Sequence[Part], packages: Iterable[str] = ()) -> None:
-    """Add parts and the SHA-256 of ``packages`` to the documents in ``folder``. The parameters are those of ``write``.
+    """Add the parts, and the SHA-256 values in ``packages``, to the documents in ``folder``.
 
-    Raises ArtefactDamaged for an invalid document.
+    The parameters are those of ``write``. Raises ArtefactDamaged for an invalid document.
     """
     sums = _sums(packages)
     for name, complete in zip(NAMES, (_complete_spdx, _complete_cyclonedx), strict=True):
@@ -179,7 +179,7 @@ def _file_name(purl: str) -> str:
 
 
 def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Extend an SPDX document by the parts, the packages' SHA-256, and a namespace based on the contents."""
+    """Add the parts, the packages' SHA-256 values, and a namespace derived from the contents to an SPDX document."""
     for item in document["packages"]:
         purls = [
             other["referenceLocator"] for other in item.get("externalRefs", ()) if other["referenceType"] == "purl"
@@ -218,7 +218,7 @@ def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mappin
 
 
 def _complete_cyclonedx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Extend a CycloneDX document by the parts, the packages' SHA-256, and a serial number based on the contents."""
+    """Add the parts, the packages' SHA-256, and a serial number derived from the contents to a CycloneDX document."""
     for item in document["components"]:
         if "purl" in item and (found := sums.get(_file_name(item["purl"]))):
             item["hashes"] = [{"alg": "SHA-256", "content": found}]

@@ -1,7 +1,8 @@
 """Find and fix parts of a root filesystem that would cause failures when a board boots from it over NFS.
 
 The audit reads and writes files in the tree but executes none of them, so it needs no chroot and no emulator.
-Links are resolved as on the board and never lead out of the tree. A second audit only replaces the host keys.
+Links are resolved as on the board and never lead out of the tree. A repeated audit of a tree changes only the host
+keys.
 
 The checks run in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that the NFS root
 uses must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
@@ -136,7 +137,7 @@ class Audit:
         return os.path.lexists(inside(self.root, path))
 
     def listing(self, folder: str, pattern: str = "*") -> Iterator[str]:
-        """Yield the paths, as on the board, of a folder's entries that match ``pattern``."""
+        """Yield the entries of a folder that match ``pattern``, as paths on the board."""
         place = follow(self.root, folder)
         if place.is_dir():
             for item in sorted(place.glob(pattern)):

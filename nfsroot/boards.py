@@ -1,4 +1,4 @@
-"""Follow boards that boot over the network, using the logs of dnsmasq and the NFS server.
+"""Track the progress of boards that boot over the network, from the logs of dnsmasq and the NFS server.
 
 A board requests an address (DHCP), fetches the firmware's files, the kernel and the initramfs (TFTP), mounts its root
 (NFS), and starts its SSH server. ``Boards`` records which stage each board has reached, and why a board is stuck.

@@ -92,7 +92,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The differences between two systems. ``files`` is None if one of them is a bill of materials."""
+    """The differences between two systems. ``files`` is None if either is a bill of materials."""
 
     old: System
     new: System
@@ -149,7 +149,7 @@ def _cell(text: str, size: int | None) -> str:
 def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
     """Return the differences between two systems. A name is a path (relative to ``folder``) or an image's name.
 
-    Raises UserError if a name does not denote a system; otherwise ArtefactMissing, PlatformMismatch or
+    Raises UserError if a name does not refer to a system; also ArtefactMissing, PlatformMismatch and
     EngineUnavailable.
     """
     before, after = (read(config, name, folder) for name in (old, new))

@@ -1,10 +1,11 @@
 """Export the image as a root filesystem: copy it exactly, audit the copy, and replace the old tree.
 
 The old tree remains unchanged until the new one is complete. The export is prepared in ``.NAME.export`` next to the
-destination. renameat2(RENAME_EXCHANGE) then exchanges the trees atomically, and after that the files next to them. The
-manifest is written last, and then the old tree is removed. An export that is interrupted before the exchange does not
-change the tree, and the next export removes its remaining files. If the file system does not support the exchange, two
-renames are used; after a SIGKILL between them, the next export first restores the old tree.
+destination. renameat2(RENAME_EXCHANGE) then exchanges the old and the new tree atomically. The folders with the files
+that accompany the trees are exchanged next. The manifest is written last, and then the old tree is removed. An export
+that is interrupted before the exchange does not change the tree, and the next export removes its remaining files. If
+the file system does not support the exchange, each folder is replaced by means of two renames. If SIGKILL stops the
+export between two such renames, the next export first restores the old tree.
 
 A tree is replaced or removed only if the marker next to the tree identifies it (nfsroot.layout), and never while
 something is mounted in the tree.
@@ -260,7 +261,10 @@ def _client_key(final: Layout, metadata: Path) -> str:
 
 
 def _pack(tree: Path, tarball: Path) -> Artefact:
-    """Pack the tree with numeric owners, xattrs and hard links. Entries are sorted, so equal trees give equal tars."""
+    """Pack the tree with numeric owners, xattrs and hard links.
+
+    Entries are sorted, so identical trees produce identical tarballs.
+    """
     # tar selects the compression by the suffix, so the temporary name has the same suffix.
     aside = tarball.with_name(f".part.{tarball.name}")
     try:
@@ -283,7 +287,10 @@ def _pack(tree: Path, tarball: Path) -> Artefact:
 
 @contextlib.contextmanager
 def locked(final: Layout) -> Iterator[None]:
-    """Lock the tree against other exports and servers. Raises InUse, and UserError if the folder is not writable."""
+    """Lock the tree against other exports and servers.
+
+    Raises InUse if an export or a server uses the tree, or UserError if the folder is not writable.
+    """
     exported = InUse(
         f"another run is exporting {final.tree}",
         expected=f"no lock on {final.lock}",
@@ -427,7 +434,7 @@ def _exchange(new: Path, place: Path) -> None:
 
 
 def _old_name(aside: Path, place: Path) -> Path:
-    """Return the temporary name of the old entry while two renames replace that entry."""
+    """Return the temporary path to which the first of the two renames moves the old folder."""
     return aside / f"{place.name}.old"
 
 

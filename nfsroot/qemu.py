@@ -89,7 +89,7 @@ def program_of(architecture: str) -> str:
 
 
 def cpu_of(architecture: str, wanted: str) -> str:
-    """Return QEMU's name for a CPU, by default the architecture's first CPU. Raises UserError for an unsuitable CPU."""
+    """Return the wanted CPU, by default the architecture's first one. Raises UserError for an unsuitable CPU."""
     cpus = _EMULATIONS[architecture].cpus
     if wanted and wanted not in cpus:
         raise UserError(
@@ -305,7 +305,7 @@ class Machine:
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
 
     def end(self, power_off: Callable[[], object] | None = None, *, polite_s: float = 30.0) -> None:
-        """Shut down the machine: call ``power_off``, wait ``polite_s`` seconds, then terminate QEMU.
+        """Shut down the machine: call ``power_off``, give QEMU ``polite_s`` seconds to exit, then terminate it.
 
         The method waits even if ``power_off`` fails, because the guest may shut down before it responds.
         """

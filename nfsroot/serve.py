@@ -229,7 +229,7 @@ def serving_boards(
 
 
 def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
-    """Return the folders that boards mount, and for each whether boards may write to it."""
+    """Return the folders that boards mount, and whether boards may write to each of them."""
     kept = {layout.boards: True} if config.nfs.overlay and config.nfs.persistent else {}
     return {layout.tree: not config.nfs.overlay, **kept}
 
@@ -252,7 +252,7 @@ def _is_own(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked_for_serving(tree: Path) -> Iterator[None]:
-    """Prevent exports from replacing the tree, because clients would be left with stale handles."""
+    """Prevent ``export-nfsroot`` from replacing the tree, which would leave clients with stale handles."""
     layout = Layout(tree.parent)
     if layout.tree != tree or not layout.marker.is_file():
         yield

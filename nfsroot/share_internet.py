@@ -169,7 +169,7 @@ def _set_forward(value: str) -> None:
 
 
 def status(config: Config, *, state: Path = STATE) -> Sharing:
-    """Return the state and its problems."""
+    """Return whether and how the connection is shared, and any problems found."""
     process.require_root("to read the packet filter", f"{_AGAIN} status")
     process.require_program("nft", "to read the packet filter")
     subnet = subnet_of(config)

@@ -220,7 +220,7 @@ def follow(root: Path, path: str) -> Path:
 
 
 def architectures_of(root: Path) -> list[str]:
-    """Return Debian's names of the architectures for which a root filesystem has a library folder."""
+    """Return the Debian names of the architectures for which a root filesystem has a library folder."""
     return [row.debian for row in ARCHITECTURES.values() if follow(root, f"usr/lib/{row.gnu}").is_dir()]
 
 

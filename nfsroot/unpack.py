@@ -333,9 +333,9 @@ def _set_attributes(place: Path, values: Mapping[str, bytes]) -> None:
     """Set extended attributes, except where the file system does not support them.
 
     The mode is set first, because of two properties of fakeroot (toolchain.fake_root). First, fakeroot does not
-    intercept the call with which tar creates a file, so the user cannot read a file whose mode forbids reading; after
-    a chmod that fakeroot intercepts, the user can. Second, fakeroot loses the type of a file if the first operation
-    that it sees on the file sets an attribute, which is the case with tar.
+    intercept the call with which tar creates a file. If the file's mode forbids reading, the user can read the file
+    only after a chmod that fakeroot intercepts. Second, fakeroot loses the type of a file if the first operation that
+    it intercepts on the file sets an attribute. Without the chmod, this would happen to files that tar created.
     """
     mode = place.lstat().st_mode
     if not stat.S_ISLNK(mode):

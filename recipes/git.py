@@ -33,7 +33,7 @@ def git(folder: Path, *words: str, log: Path | None = None) -> str:
 def fetch(url: str, ref: str, folder: Path, *, submodules: bool = False, log: Path | None = None) -> None:
     """Create ``folder`` with a checkout of one commit, without the history.
 
-    Raises CommandFailed, in which ``found`` is the last line that git printed.
+    Raises CommandFailed; its attribute ``found`` contains the last line that git printed.
     """
     folder.mkdir()
     stalled = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=60")

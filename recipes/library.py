@@ -22,7 +22,10 @@ TREE, STAGE = "/usr/src/build", "/usr/src/stage"
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """How a library is compiled and installed. With ``cross``, the image is for this PC and cross-compiles."""
+    """How a library is compiled and installed.
+
+    With ``cross``, the image runs on this PC without emulation, and the library is cross-compiled.
+    """
 
     cross: bool
     commands: Sequence[Sequence[str]]

@@ -106,7 +106,10 @@ def _tag(digest: str, suffix: str) -> str:
 def _push(
     store: Store, tag: str, layers: Sequence[tuple[bytes, Mapping[str, str]]], kind: str, subject: Mapping[str, Any]
 ) -> None:
-    """Push a manifest with the given layers. It has an image's configuration, because cosign expects an image."""
+    """Push a manifest with the given layers.
+
+    The manifest refers to an image configuration, because cosign expects an image.
+    """
     diffs = [digest_of(content) for content, _ in layers]
     config = json.dumps(
         {

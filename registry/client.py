@@ -96,9 +96,9 @@ class PushedIndex:
 def push(configs: Sequence[Config]) -> tuple[list[Pushed], PushedIndex | None]:
     """Push the system images and verify that the registry holds them.
 
-    For several architectures, each image has the tag TAG-ARCHITECTURE, and an OCI image index, from which an engine
-    selects its platform, has the tag from ``shared_reference``. The index is stored last, so an error leaves that tag
-    unchanged. The configurations must differ only in their architecture.
+    For several architectures, each image has the tag TAG-ARCHITECTURE. An OCI image index has the tag from
+    ``shared_reference``; engines use the index to select the image for their platform. The index is stored last, so an
+    error leaves its tag unchanged. The configurations must differ only in their architecture.
 
     The password comes from registry.credentials. Raises ReferenceNotFound if the engine does not have an image;
     otherwise UserError, PlatformMismatch, AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed or
@@ -318,7 +318,10 @@ def _require_platform(image: Mapping[str, Any], name: str, platform: str) -> Non
 
 @contextlib.contextmanager
 def _temporary_name(client: docker.DockerClient, name: str, reference: Reference) -> Iterator[None]:
-    """Tag an image with its registry name, which the engine requires for a push; restore the tag afterwards."""
+    """Give an image its registry name while the context is active; the engine requires this name for a push.
+
+    Afterwards, the name refers to the same image as before, or is removed if it did not exist.
+    """
     before = _inspect(client, str(reference))
     image = client.images.get(name).attrs
     client.api.tag(image["Id"], reference.name, reference.tag)
@@ -334,7 +337,7 @@ def _temporary_name(client: docker.DockerClient, name: str, reference: Reference
 
 @contextlib.contextmanager
 def _temporary_digests(client: docker.DockerClient) -> Iterator[set[str]]:
-    """Yield a set for pulled digests, and afterwards remove these digests from the engine's images.
+    """Yield an empty set to which the caller adds pulled digests. Afterwards, remove the new digests from the engine.
 
     Removing a digest also removes the image if the image has no other name.
     """

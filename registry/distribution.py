@@ -64,7 +64,7 @@ class RemoteImage:
 
     @property
     def size(self) -> int:
-        """The size in the registry in bytes: the compressed layers and the configuration."""
+        """The image's size in the registry, in bytes: the compressed layers and the configuration."""
         return self.config.size + sum(layer.size for layer in self.layers)
 
 
@@ -271,7 +271,7 @@ def choose_platform(index: Mapping[str, Any], platform: str, reference: Referenc
 
 
 def digest_of(content: bytes) -> str:
-    """Return the digest of a byte string, as registries write it."""
+    """Return the SHA-256 digest of a byte string in the form that registries use, ``sha256:HEX``."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 

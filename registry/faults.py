@@ -93,7 +93,7 @@ def response_text(answer: requests.Response) -> str:
 
 
 def is_full(text: str, repository: str) -> bool:
-    """Return whether a response reports that the registry is full; names of repositories and folders are ignored."""
+    """Return whether a response reports a full registry; words in the names of repositories and folders are ignored."""
     text = re.sub(r'"Path": ?"[^"]*"', "", text).replace(repository, "")
     # The filesystem driver reports the error number (28, ENOSPC); other drivers report text.
     return re.search(r'"Err": ?28\b|no space left|quota|insufficient', text, re.IGNORECASE) is not None

@@ -4,11 +4,11 @@ A mirror is a pull-through cache that the engine queries before Docker Hub. The 
 without path, query, fragment or user (moby: registry/config.go, ValidateMirror) and prints the URL with a slash at the
 end.
 
-The file's other keys, their order, and its indentation, owner and mode are preserved, and a backup is written. The new
-file is validated (as JSON and, from Docker 23.0, by ``dockerd --validate``) and renamed into place. If systemd or
-``./inv`` started the engine, it is reloaded; mirrors do not require a restart. Otherwise the command for reloading the
-engine is printed. Finally the engine is asked which mirrors it uses. If these mirrors differ from those in the file, or
-if the reload failed, the old file is restored and the engine is reloaded again.
+The file's indentation, owner and mode, its other keys and the order of the keys are preserved, and a backup is written.
+The new file is validated (as JSON and, from Docker 23.0, by ``dockerd --validate``) and renamed into place. If systemd
+or ``./inv`` started the engine, it is reloaded; mirrors do not require a restart. Otherwise the command for reloading
+the engine is printed. Finally the engine is asked which mirrors it uses. If these mirrors differ from those in the
+file, or if the reload failed, the old file is restored and the engine is reloaded again.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def _listed(urls: Sequence[str]) -> str:
 def merge(urls: Sequence[str], *, daemon_json: Path = DAEMON_JSON, daemon: Daemon | None = None) -> Mirrors:
     """Append mirrors to the existing ones; mirrors that already exist keep their position.
 
-    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises UserError before any change
-    if a URL is invalid, or afterwards if the engine does not use the mirrors; otherwise EngineUnavailable.
+    ``daemon`` is the engine that ``./inv`` may have started (``Daemon.of(config)``). Raises UserError if a URL is
+    invalid (before any change) or if the engine does not use the new mirrors. Raises EngineUnavailable if the selected
+    engine or its configuration cannot be used.
     """
     added = [_checked(url) for url in urls]
 
@@ -218,7 +219,10 @@ def _as_root() -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Let one task at a time change the file. The folder itself is locked, so that no lock file remains in it."""
+    """Allow only one task at a time to change the file.
+
+    The folder itself is locked, so that no lock file remains in it.
+    """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(files.locked(path.parent, lock_file=False))

@@ -124,7 +124,7 @@ def envelope(statement: Mapping[str, Any], signer: CryptoSigner) -> bytes:
 def open_envelope(content: bytes, key: PublicKey, what: str, *, fix: str) -> dict[str, Any]:
     """Verify an envelope and return its statement.
 
-    Raises SignatureRefused; ``fix`` is the advice in the error for invalid content.
+    Raises SignatureRefused. If the content is invalid, the error contains ``fix`` as advice for the user.
     """
     try:
         found = Envelope.from_dict(json.loads(content))
@@ -150,7 +150,7 @@ def sign(content: bytes, signer: CryptoSigner) -> str:
 
 
 def require_signed(content: bytes, signature: str, key: PublicKey, what: str) -> None:
-    """Raise SignatureRefused unless cosign's signature of the given bytes verifies with the key."""
+    """Raise SignatureRefused unless the key verifies cosign's signature of the given bytes."""
     try:
         raw = base64.b64decode(signature, validate=True).hex()
         key.key.verify_signature(Signature(_KEY_ID, raw), content)

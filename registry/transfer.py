@@ -124,7 +124,7 @@ class Transfer:
     def __init__(
         self, title: str, on_retry: Callable[[], None] = lambda: None, activity: Activity | None = None
     ) -> None:
-        """Set the callback ``on_retry``, which the engine's retries trigger; it may raise an error to stop them."""
+        """Set ``on_retry``, which is called when the engine retries. It may raise an error to stop the retries."""
         self._title = title
         self._activity = activity or Activity()
         self._on_retry = on_retry
@@ -291,7 +291,7 @@ def _without_names(message: str, reference: Reference) -> str:
 
 
 def _shortened(message: str) -> str:
-    """Return a message on one line without upload states.
+    """Return a message on one line, without the ``_state`` parameters of upload URLs.
 
     Omit the middle of a long message, because the cause is at the end.
     """

@@ -24,7 +24,7 @@ CERTIFICATES = Path("/etc/docker/certs.d")
 
 
 def is_insecure(host: str, engine_info: Mapping[str, Any]) -> bool:
-    """Return whether the engine accepts any certificate of a host.
+    """Return whether the engine treats a host as insecure, and so does not verify the host's certificate.
 
     ``engine_info`` is the output of ``docker info``, which lists insecure hosts by name, and insecure networks. A host
     is also insecure if any of its addresses is in an insecure network (moby: registry/config.go).

@@ -169,7 +169,7 @@ def _usual_umask() -> Iterator[None]:
 
 
 def ready_tools(config: Config) -> Tools:
-    """Extract the programs if necessary, and return them. Raises the failed step's UserError."""
+    """Return the programs that make card images; extract them if necessary. Raises the failed step's UserError."""
     with Context(for_all_targets(config, TOOLS_SUITE)) as context:
         folder = extracted_tools.ready(context, "card-tools", "tools for card images")
     return Tools(folder, config.image.source_date_epoch)
@@ -288,7 +288,7 @@ def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Pa
 
 
 def _install_wifi_firmware(tree: Path, wifi: firmware.Firmware) -> list[str]:
-    """Copy the firmware for the boards' Wi-Fi and its licence; return the new paths, relative to the tree."""
+    """Copy the boards' Wi-Fi firmware and its licence; return the paths of the copies, relative to the tree."""
     copied = []
     for path in sorted(wifi.folder.glob("*/*fmac434*")):
         copied.append(f"usr/lib/firmware/{path.relative_to(wifi.folder)}")

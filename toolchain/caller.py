@@ -59,9 +59,10 @@ def remember(words: Sequence[str], variables: Iterable[str]) -> None:
 
 
 def as_root(task: str) -> str:
-    """Return the command that repeats the caller's command as root; if no command was stored, ``task`` with sudo.
+    """Return the command that repeats the caller's command as root.
 
-    The command lists the names of the variables to preserve, not their values, because a value may be a password.
+    If no command was stored, the result is ``sudo`` followed by ``task``. The command lists the names of the variables
+    to preserve, not their values, because a value may be a password.
     """
     if not _typed:
         return f"sudo {task}"

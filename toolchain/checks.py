@@ -87,9 +87,9 @@ def unit_tests(select: str = "") -> Check:
 def all_tests(select: str = "", lanes: int = 1) -> Check:
     """Return the unit tests and the integration tests.
 
-    ``lanes`` is the number of parallel processes. Each process runs whole files, and tests that change the same build
-    or tree share a process (tests/conftest.py). Many tests wait for a machine or a deadline, so three processes keep
-    two cores busy.
+    ``lanes`` is the number of parallel processes. All tests of a file run in the same process, and so do tests that
+    change the same build or tree (tests/conftest.py). Many tests wait for a machine or a deadline, so three processes
+    are needed to keep two cores busy.
     """
     words = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder") if lanes > 1 else ()
     return _pytest("tests", select, *words)

@@ -1,7 +1,7 @@
 """Extend Invoke's command line.
 
-``mirror URL URL`` accepts any number of URLs. Invoke supports only a fixed number of positional arguments, so they are
-converted into repeated options. ``lab log NAME`` becomes ``lab log --name=NAME``, because Invoke requires all
+``mirror URL URL`` accepts any number of URLs. Invoke supports only a fixed number of positional arguments, so the URLs
+are converted into repeated options. ``lab log NAME`` becomes ``lab log --name=NAME``, because Invoke requires all
 positional arguments, and the other actions of ``lab`` take no name. ``TASK --help`` works for every task; without this
 module, Invoke would interpret ``--help`` as the value of a positional argument.
 

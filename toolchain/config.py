@@ -105,7 +105,7 @@ def _tree(value: Any) -> str:
 
 
 def _place(value: str | Path, *, is_folder: bool) -> str:
-    """Return the error in a path relative to the checkout, or an empty string; an empty path is valid."""
+    """Check a path relative to the checkout; an empty path is valid. Return the error as text, or an empty string."""
     if value in ("", Path()):
         return ""
     path = ROOT / value
@@ -180,7 +180,7 @@ def _each(check: Check) -> Check:
 
 
 def _gpu_architectures(values: tuple[str, ...]) -> str:
-    """Return the error in a list of architectures, or an empty string if there is none."""
+    """Check a list of GPU architectures. Return the error as text, or an empty string for a valid list."""
     if not values:
         return "expected at least one architecture, such as 90+PTX"
     names = [value.removesuffix("+PTX") for value in values]
@@ -494,8 +494,8 @@ _BARE_VARIABLES = [name.removeprefix("INVOKE_") for name in _VARIABLES]
 def take_variables(environment: MutableMapping[str, str]) -> dict[str, str]:
     """Remove the INVOKE_* variables, except Invoke's own, from an environment, and return them.
 
-    Invoke would convert each variable to the type of the value in invoke.yaml: it would interpret ``false`` as true,
-    raise an exception for a word in place of a number or for text in place of a list, and ignore unknown names.
+    Invoke would convert each variable to the type of the value in invoke.yaml. It would interpret ``false`` as true and
+    ignore unknown names. It would raise an exception for a word in place of a number, or for text in place of a list.
     ``load_config`` therefore validates the variables.
     """
     own = tuple(f"INVOKE_{key}".upper() for key in _INVOKE_KEYS)
@@ -642,7 +642,7 @@ def _nearest(key: str, valid: typing.Iterable[str]) -> str:
 
 
 def _convert(raw: Any, wanted: Any) -> Any:
-    """Return a YAML value or a variable's text as the setting's type. Raises ValueError with the expected form."""
+    """Convert a YAML value or a variable's text to the setting's type. Raises ValueError with the expected form."""
     if isinstance(wanted, types.GenericAlias):
         if isinstance(raw, str):
             raw = [part.strip() for part in raw.split(",") if part.strip()]

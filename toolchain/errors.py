@@ -39,7 +39,7 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """Errors in invoke.yaml, INVOKE_* variables or options, which are listed together."""
+    """The configuration has errors in invoke.yaml, INVOKE_* variables or options; the message lists all of them."""
 
     exit_code = 11
 
@@ -256,7 +256,7 @@ FIXES = {
 
 
 def of_system(fault: OSError) -> UserError:
-    """Return the user error for an OSError: DiskFull for a full disk. The message contains the path if it is known."""
+    """Convert an OSError to a user error (DiskFull for a full disk). The message contains the path if it is known."""
     names = [
         os.fsdecode(name) for name in (fault.filename, fault.filename2) if isinstance(name, (str, bytes, os.PathLike))
     ]

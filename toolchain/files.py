@@ -44,7 +44,7 @@ _VIRTUAL = ("/proc", "/sys")
 
 
 def path_fault(path: Path) -> str:
-    """Return the reason why a path cannot name a file or folder to read or create, or an empty string.
+    """Check whether a file or folder can have this path. Return the reason why not, or an empty string.
 
     The limits are those in limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are
     accepted.
@@ -139,7 +139,7 @@ def _hold(folder: Path, stack: contextlib.ExitStack) -> bool:
 
 
 def unfinished_in(folder: Path) -> Iterator[Path]:
-    """Yield the scratch folders and partly written files in ``folder``: those in use and leftovers of killed tasks."""
+    """Yield all scratch folders and partly written files in ``folder``, both those in use and those of killed tasks."""
     if not folder.is_symlink():
         yield from (path for path in folder.glob(".*") if _UNFINISHED.fullmatch(path.name))
 
@@ -162,7 +162,7 @@ def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Create a folder with our marker and run the block in one process at a time.
+    """Create a folder with pitorch's marker, and run the block in one process at a time.
 
     Raises the same errors as ``require_owned``.
     """
@@ -235,7 +235,7 @@ def size_of(folder: Path) -> int:
 
 
 def require_owned(folder: Path) -> None:
-    """Raise UserError if ``folder`` is a file, or is not empty and does not contain our marker."""
+    """Raise UserError if ``folder`` is a file, or is not empty and does not contain pitorch's marker."""
     if folder.exists() and not folder.is_dir():
         raise UserError(
             f"{folder} would be replaced, but pitorch did not create it",
@@ -300,7 +300,7 @@ def no_room(purpose: str, folder: Path, found: str) -> DiskFull:
 
 
 def full_disk(said: str, purpose: str, folder: Path) -> DiskFull | None:
-    """Return DiskFull if a program's output ``said`` reports a full disk or an exceeded quota, else None."""
+    """Return DiskFull if ``said``, the output of a program, reports a full disk or an exceeded quota, else None."""
     lines = (line.strip() for line in said.splitlines() if NO_ROOM.search(line))
     if (found := next(lines, None)) is None:
         return None

@@ -57,9 +57,9 @@ def require_free(
 ) -> None:
     """Raise InUse if another program listens on the port, or UserError if this user cannot listen there.
 
-    ``settings`` are the names of the settings with the address and the port; the last one has the port. ``service``
-    names a service that often uses the port, and the command that stops it. A port in use may become free within
-    ``wait_s`` seconds. Also raises UserError for a port out of range.
+    ``settings`` are the names of the settings that contain the address and the port; the last name is that of the
+    port. ``service`` names a service that often uses the port, and the command that stops it. If the port is in use,
+    the function waits up to ``wait_s`` seconds until it is free. Also raises UserError for a port out of range.
     """
     if not 0 < port < 65536:
         raise UserError(

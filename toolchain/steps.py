@@ -11,8 +11,8 @@ Planning does not change anything. A plan assumes that if a step runs, all steps
 execution, the decision is made again from the actual products.
 
 Steps whose dependencies are complete run concurrently, by default two at a time, because an emulated step and a
-compilation rarely compete for a core. After the first failure, no further steps start. Running steps are completed, and
-then the failure is raised.
+compilation rarely compete for a core. After the first failure, no further steps start. The failure is raised when all
+running steps have finished.
 """
 
 from __future__ import annotations

@@ -12,5 +12,5 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text as ``printable`` does, but on one line, so that it cannot imitate lines of our own output."""
+    """Return text as ``printable`` does, but on one line, so that it cannot imitate other lines of output."""
     return printable(" ".join(text.split()))

@@ -1,4 +1,4 @@
-"""The artefact cache, through which a wheel that takes an hour to build is built only once per machine or team.
+"""The artefact cache: with it, a wheel that takes an hour to build is built only once per machine or team.
 
 An entry consists of a finished wheel, the debug symbols that were split off, and the provenance. An entry is stored in
 the build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's key, the
@@ -454,7 +454,7 @@ def _warn_if_changed(place: Path, made: Sequence[Artefact]) -> None:
 def _set_aside(config: Config, place: Path, folder: int) -> Path | None:
     """Rename a damaged entry; return its new path, or None if another process has replaced or removed the entry.
 
-    ``folder`` is a descriptor of the entry's open folder. The inode of an open folder is not reused, so it
+    ``folder`` is a file descriptor of the entry's open folder. The inode of an open folder is not reused, so it
     distinguishes the entry from one that another process has stored.
     """
     aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")

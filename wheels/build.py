@@ -204,7 +204,7 @@ def packages_of(sonames: Iterable[str], listing: Path) -> dict[str, str]:
 
 
 def libraries_text(sonames: Sequence[str], owners: Mapping[str, str]) -> str:
-    """Return the command that installs the packages of the libraries, and the libraries whose package is unknown."""
+    """Return a text: the command that installs the libraries' packages, then the libraries without a known package."""
     by_package: dict[str, list[str]] = {}
     for name in sonames:
         by_package.setdefault(owners.get(name, ""), []).append(name)
@@ -228,10 +228,11 @@ def wheel_mounts(found: Sequence[Path], wanted: Wanted) -> list[str]:
 
 
 def copy_project(wanted: Wanted, source: Path, config: Config) -> str:
-    """Copy a project for the container, because builds write into the folder; return the requirement to pass to pip.
+    """Copy a project for the container, because builds write into the project's folder.
 
-    The build folder is not copied if it is inside the project. ``.git`` is copied, because many builds derive the
-    version from it. Raises SourceUnavailable if a file cannot be copied, or DiskFull.
+    Returns the requirement to pass to pip. The build folder is not copied if it is inside the project. ``.git`` is
+    copied, because many builds derive the version from it. Raises SourceUnavailable if a file cannot be copied, or
+    DiskFull.
     """
     if wanted.project is None:
         return str(wanted)
@@ -261,7 +262,7 @@ def _ignored(ours: Set[Path], folder: str, names: list[str]) -> set[str]:
 
 
 def command(requirement: str, wanted: Wanted, scratch: Path, options: Options) -> Sequence[str]:
-    """Return the container's command: apt, pip, then chown, so that this user can delete the files."""
+    """Return the container's command: apt, pip, then chown, which gives the files to the user who runs the build."""
     words = ["python3", "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir", "--wheel-dir", f"{_HOME}/out"]
     words += ["--no-binary", wanted.name] if options.from_source and wanted.name else []
     words += [] if options.isolated else ["--no-build-isolation"]

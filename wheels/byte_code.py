@@ -1,8 +1,8 @@
 """Byte-compile Python modules for the target with a native Python of the same version.
 
 Byte code does not depend on the machine: a native Python of the same version writes the same files as the emulated
-Python, in a seventh of the time. The native Python is in the tools folder, because this PC may have a different
-version. The native Python runs in a chroot in a separate mount namespace.
+Python, in a seventh of the time. The native Python is in the tools folder, because this PC's own Python may
+have a different version. The native Python runs in a chroot in a separate mount namespace.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _HOME = Path("/root")
 
 
 def of_this_pc() -> Mounts:
-    """Return mounts for ``~/.cargo/config.toml`` and the crate folders that it names, or no mounts without that file.
+    """Return mounts for ``~/.cargo/config.toml`` and the crate folders that it names, or none if there is no such file.
 
     Raises UserError if the file cannot be read or a folder that it names does not exist.
     """

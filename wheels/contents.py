@@ -1,4 +1,4 @@
-"""Find the packages that contain the files that a build lacked, using the archive's Contents indices.
+"""Use the archive's Contents indices to find the packages that contain a build's missing files.
 
 An index (``dists/SUITE/COMPONENT/Contents-ARCHITECTURE.gz``) is downloaded the first time that a build does not find a
 file, and again after each update of the package lists. The index is used only for messages; packages are installed from
@@ -44,7 +44,7 @@ class Missing:
 
 
 def missing_in(output: str) -> list[Missing]:
-    """Return the last ``_MOST`` headers, libraries and pkg-config files that a build lacked, without duplicates."""
+    """Return the last ``_MOST`` headers, libraries and pkg-config files that a build did not find; omit duplicates."""
     found: dict[Missing, None] = {}
     for line in _MISSING.finditer(output):
         if name := line["header"]:
@@ -109,7 +109,7 @@ def _line(item: Missing, packages: Sequence[str], *, searched: bool) -> str:
 
 
 def _indices(sources: Sequence[apt.Source], config: Config) -> Iterator[Path]:
-    """Yield the indices of the target's main archive; download missing or old ones, and omit those that fail."""
+    """Yield the indices of the target's main archive. Download missing or outdated ones; omit failed downloads."""
     updated = (config.target_root / "mirror.manifest.json").stat().st_mtime if sources else 0.0
     for source in sources:
         if source.pocket.name != "main" or config.image.target.debian not in source.architectures:

@@ -4,11 +4,11 @@ LLVM decodes 64-bit files. Each function with unsupported instructions has one o
 
 - *checked*: a sign shows that the function runs only on CPUs that have the instructions. Signs are the outline-atomics
   helpers, the function's name, a call to a function that reads the CPU's capabilities, or callers that are all checked;
-- *unchecked*: there is no such sign, and compilers emit all of the function's unsupported instructions for ordinary
-  C++, for example LSE atomics. The file was compiled for a newer CPU and will crash;
+- *unchecked*: there is no such sign, and all of the function's unsupported instructions are of kinds that compilers
+  emit for ordinary C++, such as LSE atomics. The file was compiled for a newer CPU and will crash;
 - *unproven*: there is no such sign, and the function contains vector or cryptographic instructions. Libraries call
-  functions with such instructions after a CPU check, often through pointers; the result of running the wheel determines
-  the verdict.
+  such functions after a CPU check, often through pointers. The verdict therefore depends on the result of running
+  the wheel.
 
 The signs are defined in cpu_gate.toml. For 32-bit files, the build attributes are checked instead.
 """
@@ -147,7 +147,7 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
 
 
 def _by_attributes(file: str, elf: ELFFile, cpu: Cpu) -> list[Function]:
-    """Return an entry for each build attribute of a 32-bit file that exceeds the highest value for the CPU."""
+    """Return an entry for each build attribute of a 32-bit file that exceeds the CPU's highest supported value."""
     beyond = {
         tag.removeprefix("TAG_"): value
         for tag, value in wheels.arm_attributes(elf).items()
@@ -169,7 +169,7 @@ class _Code:
 
 @dataclass(frozen=True)
 class _Program:
-    """The data in an ELF file that the examination requires."""
+    """The data that the examination reads from an ELF file."""
 
     code: tuple[_Code, ...]
     starts: Addresses
@@ -231,7 +231,7 @@ class _Program:
         )
 
     def start_of(self, addresses: Addresses) -> Addresses:
-        """Return the start of the function that contains each address; -1 before the first one."""
+        """Return the start of the function that contains each address; -1 for an address before all functions."""
         index = np.searchsorted(self.starts, addresses, side="right") - 1
         return np.where(index >= 0, self.starts[np.maximum(index, 0)], -1) if self.starts.size else index
 
@@ -359,9 +359,9 @@ def _inside(addresses: Addresses, ranges: Sequence[tuple[int, int]]) -> npt.NDAr
 
 
 def _texts(code: _Code) -> list[tuple[int, int]]:
-    """Return the address ranges of texts in code, such as the credits in OpenSSL's assembly code.
+    """Return the address ranges of text that is embedded in code, such as the credits in OpenSSL's assembly code.
 
-    A text is a run of at least four words that consist of printable ASCII characters.
+    Text is a run of at least four words that consist of printable ASCII characters.
     """
     octets = code.words.view("u1").reshape(-1, 4)
     printable = np.concatenate(([False], ((octets >= 0x20) & (octets < 0x7F)).all(axis=1), [False]))

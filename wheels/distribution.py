@@ -1,7 +1,7 @@
 """Make wheels from the distribution's numpy, SciPy and pandas for pip's isolated build environments.
 
-An isolated environment hides the distribution's packages, so pip would build numpy from source for every project that
-requires it, because the index has no wheel for 32-bit ARM. The wheels contain the unchanged files of the development
+An isolated environment hides the distribution's packages. The index has no numpy wheel for 32-bit ARM, so pip would
+build numpy from source for every project that requires it. The wheels contain the unchanged files of the development
 root (``dev.tar``); the libraries that they require are in the container. The wheels are used only for builds; they are
 not served, and not stored in the wheelhouse.
 """

@@ -61,8 +61,8 @@ def explain(
 ) -> UserError:
     """Return the error for a failed ``pip wheel``. If the distribution has the package, the fix names it.
 
-    If the cause is unknown, the error is ``fault`` with advice about missing files added to its output; ``sources`` are
-    the package sources that are searched for these files.
+    If the cause is unknown, ``fault`` is returned, with advice about missing files added to its output. These files are
+    searched for in the package sources ``sources``.
     """
     error = _explained(fault, wanted, text, config, sources)
     if not isinstance(error, DiskFull) and (package := distribution_package(wanted.name, config)):
@@ -72,7 +72,7 @@ def explain(
 
 
 def distribution_package(name: str, config: Config) -> str:
-    """Return the Debian package in the image's verified lists that provides a package from the package index, or ""."""
+    """Return the Debian package for a Python package, or "" if the image's verified package lists contain none."""
     canonical = canonicalize_name(name)
     package = f"python3-{_APT_NAMES.get(canonical, canonical.removeprefix('python-'))}"
     known = apt.package_names(config.target_root / "mirror" / "lists", config.image.architecture) if name else set()

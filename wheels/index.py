@@ -243,10 +243,11 @@ def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0
 
 
 def instructions(url: str, names: Sequence[str]) -> list[str]:
-    """Return the list of wheels, and the commands for the board.
+    """Return the list of wheels, and the commands that install them on a board, as lines of text.
 
-    pip merges all its indices and selects the newest version, so it would compile newer source from the default index
-    on the board. With ``--prefer-binary``, pip selects a wheel, even an older one, if the requirement permits.
+    pip searches all its indices and selects the newest version. If the default index has newer source, pip would
+    therefore compile this source on the board. With ``--prefer-binary``, pip selects a wheel, even an older one, if
+    the requirement permits.
     """
     host = url.split("/")[2].rpartition(":")[0]
     package = "torch" if any(name.startswith("torch-") for name in names) else names[0].partition("-")[0]

@@ -56,9 +56,9 @@ class Disassembler:
 def unsupported(
     disassembler: Disassembler, words: Words, cpu: str, *, without: Iterable[str], extensions: Sequence[str]
 ) -> Mapping[str, Words]:
-    """Return the distinct words that are instructions only on other CPUs, grouped by extension.
+    """Return the instruction words that other CPUs can execute but ``cpu`` cannot, grouped by extension.
 
-    ``words`` are a program's distinct words. Words that no CPU can decode are data and are omitted.
+    ``words`` contains each of the program's 32-bit words once. Words that no CPU can decode are data and are omitted.
     """
     removed = [f"-{name}" for name in without]
     base = [f"--mcpu={cpu}"]

@@ -93,9 +93,9 @@ def run_pip(
 ) -> None:
     """Run ``python -m pip WORDS`` without prompts; ``what`` names the download in error messages.
 
-    Raises ``missing``, with this ``fix``, for a requirement that no file in the index satisfies; SourceUnavailable for
-    a file whose SHA-256 is not the required one; NetworkUnreachable; or CommandFailed with the last lines of pip's
-    output.
+    If no file in the index satisfies a requirement, raises the exception class ``missing`` with the advice ``fix``.
+    Raises SourceUnavailable for a file whose SHA-256 is not the required one; NetworkUnreachable; or CommandFailed with
+    the last lines of pip's output.
     """
     try:
         run(

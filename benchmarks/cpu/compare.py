@@ -1,4 +1,4 @@
-"""The benchmark ``cpu``: instructions per workload, with the image's torch wheel and, if given, a second wheel."""
+"""The benchmark ``cpu``: count each workload's instructions with the image's torch wheel and an optional other one."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _ratio(name: str, one: float, other: float, limit: float, unit: str) -> Figu
 
 
 def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> str:
-    """Return a table of both wheels' instructions and modelled cycles, and a table of the instruction classes."""
+    """Return two tables: the instructions and modelled cycles, and the shares of the instruction classes."""
     old = {row.name: row for row in before or ()}
     titles = [f"instr., {name}" for name in ("this wheel", "other wheel", "ratio")]
     cycles = [f"cycles (model), {name}" for name in ("this wheel", "other wheel", "ratio")]

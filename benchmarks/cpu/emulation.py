@@ -1,4 +1,4 @@
-"""Run a script with the target's Python and a QEMU plugin, in a container with the target's root filesystem."""
+"""Run a Python script under QEMU, with an optional plugin, in a container with the target's root filesystem."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(
     log: Path,
     plugin: Path | None = None,
 ) -> None:
-    """Run ``python3 WORDS`` with torch from ``site``. ``out`` is mounted at /out, where the plugin writes ``counts``.
+    """Run ``python3 WORDS`` with torch from ``site``. ``out`` is mounted at /out; the plugin writes /out/counts.
 
     ``binds`` maps paths on this PC to read-only mount points in the container. torch uses one thread. Raises
     CommandFailed, CommandTimedOut, EngineUnavailable.
@@ -63,5 +63,5 @@ def run(
 
 
 def packages(root: Path, context: Context) -> Path:
-    """Return the folder of Python packages in a root."""
+    """Return the folder for Python packages in the root filesystem ``root``."""
     return root / f"usr/local/lib/python{context.suite.python}/dist-packages"

@@ -4,9 +4,9 @@ The target's Python runs this script, with ``benchmarks/models/networks.py`` in 
 
     python3 workloads.py ROWS.json
 
-Only ``import torch`` and the second call to each workload are counted: the first call allocates memory, packs weights
-and chooses kernels. The script writes ROWS.json, a list of objects with ``name``, ``region`` (the region's number, or 0
-if the workload was not run) and ``reason``.
+Instructions are counted only during ``import torch`` and during the second call to each workload, because the first
+call also allocates memory, packs weights and chooses kernels. The script writes ROWS.json, a list of objects with
+``name``, ``region`` (the region's number, or 0 if the workload was not run) and ``reason``.
 """
 
 from __future__ import annotations

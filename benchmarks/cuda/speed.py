@@ -1,8 +1,8 @@
 """Compare the operators' speed with that of torch, CuPy and a plain kernel. Requires a GPU and the wheel.
 
-Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often take less time
-than their launch, so each batch of these calls is timed as a CUDA graph. Launch times are measured with the host's
-clock, over batches that the GPU executes faster than the host can launch them. The candidates of a comparison
+Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often run for less
+time than their launch takes, so each batch of these calls is timed as a CUDA graph. Launch times are measured with the
+host's clock, over batches that the GPU executes faster than the host can launch them. The candidates of a comparison
 alternate, one batch per round, so changes in the GPU's clock rate or the host's load affect all candidates. The result
 is the median over all rounds.
 
@@ -108,7 +108,7 @@ def compare(
     rounds: int = ROUNDS,
     skipped: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Time all candidates alternately and print the result."""
+    """Measure the candidates in turn, one batch of each per round, and print their median times."""
     samples: dict[str, list[float]] = {label: [] for label in candidates}
     for call in candidates.values():
         for _ in range(3):
@@ -132,13 +132,13 @@ def compare(
 
 
 def _tenths(mine: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 10th, 50th and 90th percentile of the ratio of two candidates' times, computed for each round."""
+    """Return the 10th, 50th and 90th percentiles of the ratio of two candidates' times, computed for each round."""
     each = statistics.quantiles((a / b for a, b in zip(mine, others, strict=True)), n=10, method="inclusive")
     return each[0], each[4], each[8]
 
 
 def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
-    """Return a function that launches the plain kernel in torch's stream. Raises ImportError if CuPy is missing."""
+    """Return a function that launches the plain kernel on torch's stream. Raises ImportError if CuPy is missing."""
     import cupy
     from cuda_ops.array_exp import torchs_stream
 
@@ -155,7 +155,7 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """Time add2 on 2^20 and 2^28 elements, and axpy on 2^28. With 2^28 elements, the memory limits the speed."""
+    """Measure add2 with 2^20 and 2^28 elements, and axpy with 2^28. The operators are memory-bound at 2^28 elements."""
     import cuda_ops
     import torch
 
@@ -202,7 +202,7 @@ def additions() -> list[Comparison]:
 
 
 def exponentials() -> list[Comparison]:
-    """Time exp on 10^7 float32 elements, and on 2^28 elements of each 16-bit type."""
+    """Measure the time of exp for 10^7 float32 elements, and for 2^28 elements of each 16-bit type."""
     import cuda_ops
     import torch
 
@@ -243,7 +243,7 @@ MATVEC_SHAPES = (
 
 
 def rows() -> list[Comparison]:
-    """Measure the time of softmax and of matrix-vector multiplication, also with a transposed matrix."""
+    """Measure the time of softmax, and of matrix-vector multiplication with each matrix and with its transpose."""
     import cuda_ops
     import torch
 
@@ -271,7 +271,7 @@ def rows() -> list[Comparison]:
 
 
 def launches(which: str) -> list[Comparison]:
-    """Measure the host time per call to add2, with so few elements that the host never waits for the GPU."""
+    """Measure the host time per call of add2. The arrays are so small that the host never waits for the GPU."""
     import cuda_ops
     import torch
 
@@ -294,7 +294,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Measure the host time per call to all operators except add2. One matrix has only a few rows, which are long."""
+    """Measure the host time per call of each operator except add2. One matrix has few, long rows (100 x 10000)."""
     import torch
 
     ops = torch.ops.cuda_ops

@@ -2,7 +2,7 @@
 
 ``./inv bench --name=models`` runs this benchmark for the target's CPU.
 
-``networks.py`` defines the models. ``on_target.py`` runs the models with the target's Python and marks regions, in
-which the plugin of the benchmark ``cpu`` counts instructions. ``compare.py`` runs the benchmark and compares
-the counts.
+``networks.py`` defines the models. ``on_target.py``, which the target's Python runs, calls the models and marks
+regions. The plugin of the benchmark ``cpu`` counts the instructions in these regions. ``compare.py`` runs the benchmark
+and compares the counts.
 """

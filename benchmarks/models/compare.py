@@ -1,4 +1,4 @@
-"""The benchmark ``models``: instructions per model, compiled by TVM and in eager PyTorch (float32 and int8)."""
+"""The benchmark ``models``: each model's instructions with TVM and in eager PyTorch (float32 and int8)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TARGETS = {"armhf": "armv7", "arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Cell:
-    """The measurements of a model that is run in one of the ways in ``HOW``, or the ``reason`` why there are none."""
+    """The measurements of a model, run in one of the ways in ``HOW``; ``reason`` explains why a model was not run."""
 
     instructions: int = 0
     seconds: float = 0.0
@@ -44,7 +44,7 @@ class Cell:
 def measure(workspace: Workspace) -> Result:
     """Compile the models for the target, then count their instructions and measure their times under emulation.
 
-    Raises ArtefactMissing if there is no torch wheel; CommandFailed; or the errors from compiling a model.
+    Raises ArtefactMissing if there is no torch wheel; CommandFailed; or the same errors as ``models.compile_for``.
     """
     require_root("to unpack the root filesystem and the tools", "./inv bench --name=models")
     config = workspace.user

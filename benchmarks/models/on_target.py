@@ -37,7 +37,7 @@ def mark(region: int) -> None:
 
 
 def compiled(folder: Path, inputs: Sequence[Any], like: Sequence[Any]) -> Callable[[], Sequence[Any]]:
-    """Return a function that runs the model that TVM has compiled, and returns its outputs."""
+    """Return a function that runs the model compiled by TVM and returns the model's outputs."""
     library = ctypes.CDLL(str(folder / "libmodel.so"))
     library.pitorch_model_error.restype = ctypes.c_char_p
     # torch's tensors start at multiples of 64 bytes, as the library requires.
@@ -56,7 +56,7 @@ def compiled(folder: Path, inputs: Sequence[Any], like: Sequence[Any]) -> Callab
 
 
 def eager(precision: str, description: Mapping[str, Any], content: bytearray) -> Callable[[], Sequence[Any]]:
-    """Return a function that runs the model in eager PyTorch, and returns its outputs."""
+    """Return a function that runs the model in eager PyTorch and returns the model's outputs."""
     module, inputs = torch_session.prepared(torch, precision, description, content)
     return lambda: module(*inputs)
 

@@ -85,7 +85,7 @@ class Coordinator:
         return found
 
     def define(self, name: str, tags: Mapping[str, str], match: str) -> bool:
-        """Create a place, or update its tags and its resource match; returns whether anything changed.
+        """Create a place, or update its tags and its resource match. Return whether anything changed.
 
         An existing place keeps its tag ``quarantine``, which only test runs set. Raises UserError if the board of an
         existing place belongs to another exporter.

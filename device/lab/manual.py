@@ -1,4 +1,4 @@
-"""Ask the user to switch a board without a power switch (``power=manual``) off and on.
+"""Ask the user to switch a board off and on if it has no remotely controlled power switch (``power=manual``).
 
 labgrid's ManualPowerDriver reads the answer from standard input, which the suite's process does not have. Therefore,
 the task asks the user before it starts the suite.
@@ -21,8 +21,8 @@ _one_question = threading.Lock()
 def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
     """Ask the user to switch the board off and on, and wait for the answer.
 
-    If several runs are in progress, their prompts appear one after the other. Raises UserError if there is no
-    terminal, and CommandFailed if Ctrl-C interrupts the question.
+    If several runs are in progress, their prompts appear one after the other. Raises UserError if there is no terminal,
+    and CommandFailed if the user presses Ctrl-C.
     """
     interrupted = threading.Event()
     with process.on_interrupt(interrupted.set), contextlib.ExitStack() as stack:

@@ -37,8 +37,8 @@ class Outcome:
     """The result on one board.
 
     ``document`` is the board's evidence. If ``document`` is empty, the suite did not run on the board, and ``error``
-    says why. If ``document`` and ``error`` are both set, either a test failed or there was another error: for example,
-    the board has files that were not built on this PC.
+    says why. If both are set, a test failed or another error occurred. For example, the board has files that were not
+    built on this PC.
     """
 
     board: str
@@ -136,7 +136,7 @@ class Outcome:
 
 
 def folder_of(board: str, turn: int) -> str:
-    """The folder for a board's report on one turn, relative to the folder of the merged report."""
+    """The folder for the report of a board's run in one turn, relative to the folder of the merged report."""
     return board if turn == 1 else f"{board}/turn{turn}"
 
 
@@ -287,7 +287,7 @@ def chart(outcomes: Sequence[Outcome]) -> str:
 
 
 def junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
-    """One test suite per board. The class names begin with the board's name, so that tests are counted per board."""
+    """One test suite per board. Each class name begins with a board's name, so that tests are counted per board."""
     top = ElementTree.Element("testsuites", name="lab")
     for outcome in outcomes:
         if not outcome.document:

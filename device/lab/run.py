@@ -169,8 +169,9 @@ def _in_turns(
 ) -> list[Outcome]:
     """Run the test files on the held boards, then the tests without a result on the boards that still respond.
 
-    A board that has left a test without a result is not used again, so the number of turns is limited. The test that
-    was running when a board stopped responding counts as an error and is not retried, because it may be the cause.
+    A board that has left a test without a result is not used again, so there are at most as many rounds as boards. The
+    test that was running when a board stopped responding counts as an error. It is not retried, because it may be the
+    cause.
     """
     boards, turn = list(held), 1
     done: list[Outcome] = []
@@ -285,7 +286,7 @@ def _board_folder(config: Config, name: str, how: How) -> Path:
 
 
 def _outcome(lab: Lab, name: str, how: How, held: Place | None = None) -> Outcome:
-    """The result on one board, which is acquired unless the caller holds it. An error does not end the whole run."""
+    """The result on one board. The board is acquired unless it is already ``held``. Errors do not end the whole run."""
     paths = Paths(folder=_board_folder(lab.config, name, how))
     try:
         with contextlib.nullcontext(held) if held else _acquired(lab, {"name": name}) as place:
@@ -358,7 +359,7 @@ def _trees_of(lab: Lab, places: Iterable[Place]) -> Trees:
 
 
 def _running(place: Place, resources: Collection[str]) -> bool:
-    """Whether the board must already be running, because its resources do not allow the run to boot it."""
+    """Whether the board must already be running: true if its resources do not allow the run to boot it."""
     switched = not _SWITCHED.isdisjoint(resources) or place.tags.get("power") == lab_boards.MANUAL
     return "NetworkService" in resources and not switched
 

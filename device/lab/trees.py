@@ -26,7 +26,7 @@ class Trees:
     """The exported trees that the boards of one run use. The class is thread-safe."""
 
     def __init__(self, targets: Iterable[Config] = ()) -> None:
-        """``targets`` are the configurations for the run's boards that are already running; empty if unknown."""
+        """``targets`` contains a configuration for each board that is already running; empty if this is not known."""
         self._running = frozenset(Layout.of(target).tree for target in targets)
         self._lock = threading.Lock()
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}

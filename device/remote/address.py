@@ -11,7 +11,8 @@
     adb://[SERIAL|HOST:PORT]  the loader, through adb, on a phone; without a serial number, on the only connected phone
     emulator                  the loader, under qemu-user on this PC
 
-``--device`` also accepts ``place://NAME``, a board in a lab: the task holds the board and uses its ``tree://`` address.
+``--device`` also accepts ``place://NAME`` for a board in a lab: the task reserves the board and uses its ``tree://``
+address.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def parse(text: str) -> Address:
 
 
 def named(devices: Sequence[str]) -> Mapping[str, Address]:
-    """The boards in ``remote.devices`` by name. Raises a ConfigError that lists all invalid entries."""
+    """The addresses in ``remote.devices``, by board name. Raises a ConfigError that lists all invalid entries."""
     made: dict[str, Address] = {}
     faults = []
     for item in devices:

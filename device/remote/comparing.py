@@ -37,7 +37,7 @@ def first_difference(found: Any, expected: Any, *, relative: float, absolute: fl
 
 
 def blank(like: Any) -> Any:
-    """An array for a result, filled with a value that kernels do not compute, so unwritten elements are detected."""
+    """Return an array for a result. Kernels do not compute its fill value, which therefore shows unwritten elements."""
     return numpy.full_like(like, numpy.nan if like.dtype.kind == "f" else 77)
 
 
@@ -45,7 +45,8 @@ def tolerance_of(expected: Any, relative: float, absolute: float, least: float =
     """The relative and absolute tolerance for a result of a model. Integers must be equal.
 
     If all magnitudes are below 1, the absolute tolerance is scaled by the largest of them. With a fixed tolerance, a
-    result of zeros would agree with very small expected values. The absolute tolerance is at least ``least``.
+    result that is all zeros would be accepted if the expected values were very small. The absolute tolerance is at
+    least ``least``.
     """
     if expected.dtype.kind in "iu":
         return 0.0, 0.0
@@ -56,7 +57,7 @@ def tolerance_of(expected: Any, relative: float, absolute: float, least: float =
 def first_mismatch(
     found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """The first difference in several results, with the tolerance and the result's index; None if all agree."""
+    """Return the first difference, its tolerance and the index of the result that contains it; None if all agree."""
     for number, (ours, theirs, allowed) in enumerate(zip(found, expected, tolerances, strict=True)):
         wrong = first_difference(ours, theirs, relative=allowed[0], absolute=allowed[1])
         if wrong is not None:

@@ -1,4 +1,4 @@
-"""Compile a kernel's file to a shared library for a target. Only the functions that use ``tvm`` import it.
+"""Compile a kernel's file to a shared library for a target. ``tvm`` is imported only in functions that use it.
 
 A kernel's file defines ``SIZE``, ``module(size)``, ``inputs(size, random)``, ``reference(*inputs)`` and optionally
 ``TOLERANCE`` (relative, absolute) and ``operations(size)``; docs/remote.md describes them. The kernel's function takes
@@ -122,9 +122,9 @@ def export(
 
 
 def only_function(path: Path, kernel: Kernel, name: str) -> Any:
-    """The only function in the module that the file's ``module`` or ``opencl_module`` returns.
+    """Call the kernel file's ``module`` or ``opencl_module``, and return the only function in the resulting TVM module.
 
-    A function without a global symbol gets one. Raises Fault ``kernel``.
+    If the function has no global symbol, its name becomes its global symbol. Raises Fault ``kernel``.
     """
     import tvm
 
@@ -170,6 +170,6 @@ def guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
 
 
 def last_lines(text: str) -> str:
-    """The last three lines that are not empty, joined, and limited to 600 characters."""
+    """Join the last three non-empty lines of a text; return at most 600 characters of the result."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " / ".join(lines[-3:])[:600]

@@ -65,8 +65,8 @@ def measure(
 ) -> tuple[Eager, ...]:
     """Run the model that ``description`` contains (see ``model_graph``) on the board, in each precision.
 
-    ``python`` contains the environment variables that this PC's Python needs to import PyTorch. An error is not raised,
-    because TVM's measurement remains valid; instead, the error becomes the ``reason`` in each result.
+    ``python`` contains the environment variables that this PC's Python needs to import PyTorch. Errors are not
+    raised, because TVM's measurement remains valid. Instead, an error becomes the ``reason`` in each result.
     """
     if address.kind == "adb":
         return not_run("phones have no Python with PyTorch")
@@ -84,7 +84,7 @@ def measure(
 
 
 def not_run(reason: str) -> tuple[Eager, ...]:
-    """For each precision, a result that contains only the reason why the model was not run."""
+    """Return a result for each precision that contains only the reason why the model was not run."""
     return tuple(Eager(precision=precision, reason=reason) for precision in PRECISIONS)
 
 

@@ -195,5 +195,5 @@ def error_of(kind: str, found: str, **words: object) -> UserError:
 
 
 def loader_error(kind: str, found: str, **words: object) -> UserError:
-    """The error for a fault that the loader reported. Kinds that are not in ``_OF_LOADER`` become ``refused``."""
+    """The error for a fault that the loader reported. Kinds outside ``_OF_LOADER`` are treated as ``refused``."""
     return error_of(kind if kind in _OF_LOADER else "refused", found, **words)

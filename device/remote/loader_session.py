@@ -243,12 +243,12 @@ class LoaderSession:
         return numpy.frombuffer(self._bytes(size, self._deadline()), dtype=like.dtype).reshape(like.shape)
 
     def run(self, numbers: Sequence[int]) -> float | None:
-        """Run the kernel once. Returns the seconds that a cycle model estimated, or None if no cycle model was used."""
+        """Run the kernel once. Returns the time in seconds that a cycle model estimates, or None without a model."""
         seconds = float(self._ask(f"run {' '.join(map(str, numbers))}"))
         return seconds if seconds > 0 else None
 
     def time(self, timing: Timing, numbers: Sequence[int]) -> tuple[int, list[float]]:
-        """Time the kernel. Returns the number of runs per measurement, and each measurement's seconds per run."""
+        """Measure the kernel's time. Returns the runs per measurement, and the seconds per run in each measurement."""
         how = f"{timing.number} {timing.repeat} {timing.min_repeat_ms} {timing.warm_up}"
         runs, *seconds = self._ask(f"time {how} {' '.join(map(str, numbers))}").split()
         return int(runs), [float(item) for item in seconds]
@@ -274,7 +274,7 @@ class LoaderSession:
         return self._answer(self._limit_s + GRACE_S)
 
     def send(self, data: bytes) -> None:
-        """Write data before a deadline: a board that no longer responds does not read its input."""
+        """Write data to the loader's input. Raises an error if the board has not read the data by the deadline."""
         pipe = self._process.stdin
         assert pipe is not None  # noqa: S101 - opened as a pipe
         deadline, rest = self._deadline(), memoryview(data)
@@ -428,7 +428,7 @@ def session(
 
 
 def _unpack(folder: str, program: bytes, limits: Sequence[str]) -> str:
-    """The board's shell script, which reads the loader from stdin, runs the loader in ``folder``, and removes it."""
+    """Return a shell script for the board. It reads the loader from stdin, runs it in ``folder``, then removes it."""
     arguments = shlex.join([f"{folder}/pitorch-loader.lock", *limits])
     return _UNPACK.format(folder=folder, size=len(program), arguments=arguments)
 

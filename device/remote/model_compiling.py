@@ -284,7 +284,7 @@ def _missing_operators(exported: Any) -> list[str]:
 
 
 def _places(name: str, exported: Any) -> str:
-    """The places in the model that call the operator of a TVM function, in parentheses; empty if they are unknown.
+    """The places, in parentheses, where the model calls the operator of a TVM function; an empty string if unknown.
 
     TVM uses one function for all calls with the same shapes, so there can be several places.
     """
@@ -298,7 +298,7 @@ def _places(name: str, exported: Any) -> str:
 
 
 def _place(node: Any) -> str:
-    """The module of a node and the line that calls the operator, if the exported model contains them."""
+    """The place where the model calls a node's operator: module and source line, if the exported model records them."""
     modules = [path for path, _ in node.meta.get("nn_module_stack", {}).values() if path]
     lines = re.findall(r'File "([^"<]+)", line (\d+)', node.meta.get("stack_trace") or "")
     line = f", {Path(lines[-1][0]).name}:{lines[-1][1]}" if lines else ""

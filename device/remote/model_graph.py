@@ -6,8 +6,8 @@ and the tensors' bytes. The description is created before the operators are deco
 as in eager mode. Only functions that use ``torch`` import it.
 
 The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls``, ``outputs``, the records of
-the ``examples`` and ``expected`` tensors, the ``tolerances`` (relative and absolute) of the outputs, and the numbers of
-timed ``runs`` and of ``warm_up`` runs.
+the ``examples`` and ``expected`` tensors, and the ``tolerances`` (relative and absolute) of the outputs. It also
+contains ``runs``, the number of timed runs, and ``warm_up``, the number of runs before the timed ones.
 A call consists of a name, the operator, arguments, options, and the rank of the result, which is null if the result is
 not a floating-point tensor. A record consists of a tensor's type, its shape, and its offset in the bytes. In arguments,
 {"node": NAME} is the tensor with that name.

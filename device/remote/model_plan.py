@@ -1,4 +1,4 @@
-"""The plan of a model, read from a lowered Relax function: operators in execution order, and each tensor's place.
+"""The plan of a model, read from a lowered Relax function: operators in execution order, and each tensor's location.
 
 TVM's pass StaticPlanBlockMemory has assigned the intermediate tensors to blocks of memory that later tensors reuse.
 The plan puts these blocks one after the other into the work area. ``header`` renders the plan for ``loader/model.cpp``.
@@ -51,7 +51,10 @@ class Tensor:
 
 @dataclass
 class Plan:
-    """The plan. A step is an operator's function with its tensors; a copy is a tensor and the output to copy it to."""
+    """The plan.
+
+    A step is an operator's function with its tensors. A copy is a tensor and the index of the output that receives it.
+    """
 
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
@@ -64,7 +67,8 @@ class Plan:
 def of(function: Any, places: Callable[[str], str]) -> Plan:
     """The plan of a Relax function. Raises Fault ``model`` if a plan cannot express the function.
 
-    ``places`` returns the places where the model calls an operator, in parentheses, or an empty string.
+    ``places`` maps an operator to the places in the model that call it, as text in parentheses. This text is empty if
+    the places are unknown.
     """
     return _Reader(places).read(function)
 

@@ -1,7 +1,7 @@
 """Quantised models: replace the operators of torch's ``quantized_decomposed`` with plain arithmetic.
 
 TVM's importer does not support the operators in ``quantized_decomposed``. The layers between these operators compute in
-float32, as PyTorch's reference does. Only functions that use ``torch`` import it.
+float32, as PyTorch's reference does. ``torch`` is imported only in the functions that use it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def decompositions() -> Any:
-    """Register the quantisation operators, and return their decompositions and those of ``torch.export``."""
+    """Register the quantisation operators, and add their decompositions to the defaults of ``torch.export``."""
     import torch
     from torch.ao.quantization.fx import _decomposed
 

@@ -4,8 +4,8 @@
 
 REQUEST is a JSON object: ``model``, ``folder`` (for MODULE:FUNCTION), ``target``, ``linker``, ``library`` (a file to
 write), ``address`` (null: compile only), ``number``, ``repeat``, ``warm_up``, ``queue_limit_s``, ``session_limit_s``.
-The arrays are written next to the library as ``inputs.npz`` and ``expected.npz``, and the description of the model for
-the board's PyTorch (``model_graph``) as ``model.graph``. For the output, see ``reporting``.
+The arrays are written next to the library as ``inputs.npz`` and ``expected.npz``. The file ``model.graph`` next to them
+describes the model for the board's PyTorch (see ``model_graph``). For the output, see ``reporting``.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
 
 
 def _parameters(session: Any, device: Any, content: bytes) -> Any:
-    """The parameters on the board: mapped from a file that pitorch's server keeps, or in memory. Reports which."""
+    """Return the model's parameters on the board, and report where they are.
+
+    The parameters are either mapped from a file that pitorch's server keeps, or sent to the board's memory.
+    """
     import tvm
 
     words = (hashlib.sha256(content).hexdigest(), len(content))

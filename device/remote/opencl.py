@@ -59,7 +59,7 @@ class Program:
 
     @property
     def sizes(self) -> str:
-        """The three global sizes, then the three sizes of a work group (zeros: the driver chooses)."""
+        """The three global sizes, then the three work-group sizes, which are 0 if the driver is to choose them."""
         group = _padded(self.group) if self.group is not None else (0,) * _MOST_DIMENSIONS
         return " ".join(map(str, (*_padded(self.work_items), *group)))
 
@@ -79,7 +79,7 @@ def choose(devices: Sequence[Device]) -> int:
 
 
 def program(path: Path, kernel: Kernel) -> Program:
-    """The program for a kernel's file. Raises Fault ``kernel``."""
+    """The OpenCL program that belongs to a kernel's Python file. Raises Fault ``kernel``."""
     source = path.with_suffix(".cl")
     if not source.is_file():
         raise Fault(
@@ -110,7 +110,7 @@ def program(path: Path, kernel: Kernel) -> Program:
 def compiler_errors(log: str) -> str:
     """The error of ``clBuildProgram`` and the first errors in the compiler's output.
 
-    The loader sends the error's name and the output's lines with a separator between them. Each driver uses a different
+    The loader sends the error's name and the lines of the output, joined by a separator. Each driver uses a different
     name for the source, such as ``<kernel>`` or a temporary file, and NVIDIA's driver ignores ``#line``. The names of
     sources are therefore omitted, but not the names of headers.
     """

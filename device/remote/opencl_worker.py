@@ -7,8 +7,8 @@ module with one function, whose loops are bound to work groups (``blockIdx``) an
 results are ``source``, ``function`` (the kernel's name in the source), ``work_items`` and ``group``. For the output,
 see ``reporting``.
 
-The runtime of the pinned TVM has no OpenCL. Therefore, the board's driver compiles the source, and the loader starts
-the kernel.
+The runtime of the pinned TVM version does not support OpenCL. Therefore, the board's driver compiles the source, and
+the loader starts the kernel.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _generated(path: Path, function: Any) -> tuple[str, str]:
 
 
 def _launch(path: Path, function: Any) -> tuple[list[int], list[int]]:
-    """The number of work items, in total and per work group, from the loops that are bound to them."""
+    """The number of work items in total and per work group, from the loops that are bound to work groups and items."""
     from tvm import tirx
     from tvm_ffi import structural_walk
 

@@ -32,7 +32,7 @@ _STATES = {"unauthorized": "unauthorized-phone", "authorizing": "unauthorized-ph
 
 @contextlib.contextmanager
 def connected(address: Address) -> Iterator[list[str]]:
-    """The adb command line for the phone at ``address``, without a command to run on the phone.
+    """The beginning of an adb command line for the phone at ``address``. The caller appends the adb command.
 
     Raises ProgramMissing if adb is missing, BoardSilent if there is no phone or the phone is offline, AccessDenied if
     the phone does not accept this PC's key, and UserError if there are several phones or the phone is in another state.

@@ -285,7 +285,10 @@ class _Job:
         return self._on_board(self._arrays(), lambda board: board.load(None, entry), [], loader)
 
     def by_opencl(self) -> Profile:
-        """Send the source to the loader on the board, whose driver compiles it, then run, check and time the kernel."""
+        """Send the source to the loader on the board, then run, check and time the kernel.
+
+        The board's OpenCL driver compiles the source.
+        """
         kernel = self._arrays()
         program = self._opencl_program(kernel)
         measured: dict[str, Any] = {}
@@ -537,7 +540,7 @@ def table_of_results(title: str, rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def note_of(*, emulated: bool, foreign: bool, board: str) -> str:
-    """A note on a measurement that may not have been made on hardware; empty if there is nothing to note."""
+    """A note if the time was, or may have been, measured under emulation; otherwise an empty string."""
     if emulated:
         return "timed under emulation; not measured on hardware"
     if foreign and not board.startswith("Raspberry Pi"):

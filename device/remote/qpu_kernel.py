@@ -24,7 +24,7 @@ _LIBQPU = ROOT / "libqpu"
 
 
 def on_this_pc(target: Target) -> Target:
-    """The target with this PC's architecture, because libqpu's emulator runs the kernels natively."""
+    """Return the target with this PC's architecture: kernels for libqpu's emulator are compiled for the PC itself."""
     return dataclasses.replace(target, architecture=host_architecture())
 
 

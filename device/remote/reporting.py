@@ -1,10 +1,10 @@
 """Messages from a worker to the task that started it: one marked JSON object per line, on standard output.
 
 ``{"stage": NAME, "limit_s": S}`` begins a stage, ``{"fault": KIND, "found": TEXT}`` ends the run, and all other objects
-are results. Lines without the mark are output from TVM or from a kernel's file, and go to the log.
+are results. A line without the mark is output from TVM or from the kernel file, and is written to the log.
 
 If a stage takes longer than ``limit_s`` seconds, SIGALRM ends the worker. The signal keeps its default action. A Python
-handler would not run, because calls into TVM hold Python's global lock while they wait for a board.
+handler would not run, because calls into TVM hold Python's global interpreter lock while they wait for a board.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _measure(session: Any, kernel: compiling.Kernel, entry: str, library: Path, 
 
 
 def require_agreement(found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[tuple[float, float]]) -> None:
-    """Report the first difference between the results and their references, and end the worker, if there is one."""
+    """If a result differs from its reference, report the first difference and end the worker."""
     wrong = comparing.first_mismatch(found, expected, tolerances)
     if wrong is not None:
         tell(fault="mismatch", found="", **wrong)

@@ -1,4 +1,4 @@
-"""Fetch firmware for boards from Debian's non-free-firmware component with apt, which verifies it."""
+"""Fetch firmware for boards from Debian's non-free-firmware component. apt verifies the packages."""
 
 from __future__ import annotations
 

@@ -50,5 +50,5 @@ def step(context: Context) -> Step:
 
 
 def _limits(sources: Sequence[apt.Source]) -> str:
-    """List, as text, each archive from which only selected packages are used, with the names of these packages."""
+    """Return the archives from which only some packages may be used, and those packages' names, as text."""
     return "; ".join(dict.fromkeys(f"{item.archive}: {' '.join(item.only)}" for item in sources if item.only))

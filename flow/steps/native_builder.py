@@ -17,8 +17,8 @@ from toolchain.steps import Made, Step
 def step(context: Context, name: str, title: str, *, with_target: bool = True) -> Step:
     """Return the step that makes the root and its image.
 
-    The root has the packages in the packages.toml table with the step's name, in which ``_`` replaces ``-``. Without
-    ``with_target``, all packages are for this PC.
+    The root contains the packages that packages.toml lists in the table with the step's name (``_`` replaces ``-``).
+    Without ``with_target``, all packages are for this PC.
     """
     architectures = (context.native, *([context.target] if with_target else []))
     names = packages_for(name.replace("-", "_"), context.image)

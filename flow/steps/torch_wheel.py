@@ -1,6 +1,6 @@
 """Compile the torch wheel from source, or get it from the artefact cache.
 
-The step's key is the recipe's (``Plan.key``). The key does not include this project's code, so that a changed message
+The step uses the recipe's key (``Plan.key``). The key does not include this project's code, so that a changed message
 does not cause half an hour of compilation. Only the finished and audited wheel and its provenance are stored outside
 the target's folder.
 """
@@ -31,7 +31,7 @@ def plan_of(context: Context) -> building.Plan:
 
 
 def step(context: Context, *, again: bool = False) -> Step:
-    """Return the step that builds the wheel; with ``again``, even if the artefact cache has the wheel."""
+    """Return the step that builds the wheel. With ``again``, the step ignores wheels in the artefact cache."""
     plan = plan_of(context)
     key = plan.key(sources.identity(plan.recipe, context.suite, context.config.torch.source))
 
@@ -124,8 +124,8 @@ def _made(placed: tuple[Path, ...], key: str, wheel: Path, seen: audit.Examined,
 def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     """Move a wheel and its accompanying files into a folder on the same disk; return their new paths.
 
-    The old provenance is removed first and the new one is moved last. Therefore, even after an interruption, no wheel
-    is next to another wheel's provenance. A wheel without provenance is not used.
+    The old provenance is removed first and the new one is moved last. Therefore, even after an interruption, the
+    folder never contains a wheel with the provenance of another wheel. A wheel without provenance is not used.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ordered = sorted(made, key=lambda path: path.name.endswith(artefacts.PROVENANCE))
@@ -138,7 +138,7 @@ def place(made: Sequence[Path], folder: Path) -> tuple[Path, ...]:
 
 
 def remove_replaced_trees(builder: building.Builder) -> None:
-    """Remove the build trees, of up to 9 GB each, that a finished build replaces, and list the others."""
+    """Remove the build trees that a finished build replaces, and list the other trees. A tree may take up to 9 GB."""
     replaced, others = builder.older()
     for tree in replaced:
         size = progress.human_size(files.size_of(tree.home))

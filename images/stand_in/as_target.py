@@ -4,8 +4,9 @@ Suitable for programs that only process text and start other programs. PYTHON is
 was called. The description of the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) is that of the target, and
 ``sys.executable`` starts the target's Python. Modules are those of the target's Python, except for compiled
 modules of the standard library, which are native. Compiled modules of other packages are for the target; their source
-is imported instead. Cython has both; if the package index has a native wheel with the same source, that is used,
-because its compiled modules are faster. Byte code, which is the same for all machines, is written to a separate folder.
+is imported instead. Cython contains compiled modules and their source. If the package index has a native wheel with the
+same source, the program imports Cython from this wheel, because the compiled modules are faster. Byte code, which is
+the same for all machines, is written to a separate folder.
 """
 
 import fcntl

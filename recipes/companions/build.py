@@ -139,7 +139,7 @@ def _packages(suite: Suite) -> str:
 
 
 def examine(wheel: Path, torch_site: Path, target: Architecture, suite: Suite) -> audit.Examined:
-    """Audit a wheel as the torch wheel is audited, together with torch's libraries in ``torch_site``.
+    """Audit a wheel by the same rules as the torch wheel. It may use torch's libraries in ``torch_site``.
 
     The wheel must be stripped, and must not contain paths from its build. Raises WheelUnusable or PlatformMismatch.
     """

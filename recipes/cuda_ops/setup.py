@@ -37,7 +37,7 @@ TORCH_AT_LEAST = "0x020a000000000000"
 
 
 def refuse(summary: str, expected: str, found: str, fix: str) -> None:
-    """Exit with an error message that consists of summary, expected, found and fix."""
+    """Exit with an error message that contains a summary, the expected and the actual state, and a fix."""
     sys.exit(f"{summary}\n  expected: {expected}\n  found:    {found}\n  fix:      {fix}")
 
 

@@ -1,12 +1,12 @@
-"""If only the extension wheel's sources have changed, update its previous build: this takes seconds, not minutes.
+"""Update the previous build of the extension wheel if only its sources have changed: this takes seconds, not minutes.
 
 A full build starts Python and imports torch under emulation, and then compiles every source. A changed kernel requires
 only one compilation and one link. Therefore, the previous full build is stored: its source folder with the objects, its
-compiler and linker command lines, its wheel, and a hash (``surroundings``) of everything else that determines the
-wheel: the development root, torch, libqpu, the compiler and setup.py. If the hash is unchanged, a rebuild runs the
-compiler command lines for the changed sources and the linker command lines for their modules, without Python. It then
-puts the products into a copy of the wheel. The installed files are identical to those of a full build, byte for byte; a
-test compares them.
+compiler and linker command lines, its wheel, and a hash (``surroundings``). The hash covers everything else that
+determines the wheel: the development root, torch, libqpu, the compiler and setup.py. If the hash is unchanged, a
+rebuild runs the compiler command lines for the changed sources and the linker command lines for their modules, without
+Python. It then puts the products into a copy of the wheel. The installed files are identical to those of a full build,
+byte for byte; a test compares them.
 
 If the hash differs or the stored build is inconsistent, the stored build is ignored, and a full build follows.
 """
@@ -82,9 +82,10 @@ class PreviousBuild:
     def rebuild(
         self, recipe: Path, surroundings: str, run: Callable[[Sequence[Sequence[str]]], object], out: Path
     ) -> Path | None:
-        """Update the build to the recipe's sources. Returns the wheel in ``out``, or None if a full build is necessary.
+        """Rebuild what has changed in the recipe's sources since the recorded build.
 
-        ``run`` executes command lines in ``source``, in order. Raises CommandFailed.
+        Returns the wheel in ``out``, or None if a full build is necessary. ``run`` executes command lines in
+        ``source``, in order. Raises CommandFailed.
         """
         try:
             document = json.loads((self.folder / _RECORD).read_text())
@@ -120,7 +121,7 @@ class PreviousBuild:
         return objects.get(product) != self._key(command) or not (self.source / product).is_file()
 
     def _key(self, command: Sequence[str]) -> str:
-        """Hash a command line, its source file, the files included there and all headers in the same folder."""
+        """Hash a command line, its source file, the files that the source includes, and all headers in its folder."""
         digest = hashlib.sha256(shlex.join(command).encode())
         own = self.source / command[command.index("-c") + 1]
         included = [own.parent / name for name in _INCLUDED.findall(own.read_text())]
@@ -148,9 +149,9 @@ def surroundings(root: Path, *others: str) -> str:
 
 
 def _rewrapped(old: Path, new: Path, modules: Path, libraries: Sequence[Path]) -> Path | None:
-    """Write a copy of the wheel ``old`` with new modules, extensions and RECORD to ``new``, and return its path.
+    """Copy the wheel ``old`` to ``new``, and replace the Python modules, compiled extensions and RECORD in the copy.
 
-    Returns None if the new files do not match the wheel's members.
+    Returns the path of the copy, or None if the new files do not match the wheel's members.
     """
     extensions = {library.name: library for library in libraries}
     if len(extensions) != len(libraries):

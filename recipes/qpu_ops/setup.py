@@ -79,7 +79,7 @@ def pybind11_folders() -> list[str]:
 
 
 def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], **settings: list[str]) -> Extension:
-    """Set up an extension like torch's CppExtension and BuildExtension, for the torch in TORCH_FILES."""
+    """Set up an extension for the torch in TORCH_FILES, as torch's CppExtension and BuildExtension would."""
     folder = Path(TORCH_FILES)
     library = (folder / "lib" / "libtorch_python.so").read_bytes()
     # Modules share pybind11's types with torch if they use the same identifier for the compiler. If torch does not

@@ -1,11 +1,11 @@
-"""Build the extension wheel for the target, in one of two places.
+"""Build the extension wheel for the target in one of two environments.
 
-The main job compiles it in the native builder image with the cross compiler, against the files of torch and the headers
-and settings of the target's Python. Cross-compilation requires neither emulation nor the development root.
+The main job compiles the wheel in the native builder image with the cross compiler, against the files of torch and the
+headers and settings of the target's Python. Cross-compilation requires neither emulation nor the development root.
 
-Alternatively, plain ``pip wheel`` builds it inside the armv7 container, as a user would, with torch and libqpu
-installed as on the target. In this container, the native compiler can replace the emulated one (images.native),
-without a change to the wheel's own build. Both ways produce the same wheel, byte for byte; a test compares the wheels.
+Alternatively, plain ``pip wheel`` builds the wheel inside the armv7 container, as a user would. In the container, torch
+and libqpu are installed as on the target, and the native compiler can replace the emulated one (images.native) without
+a change to the wheel's own build. Both ways produce the same wheel, byte for byte; a test compares the wheels.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ print(backend.build_wheel("/usr/src/out"))'"""
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the wheel is compiled: an image, the mounts of its container, and the script that builds a wheel.
+    """An environment for compiling the wheel: an image, the mounts of its container, and the script to run in it.
 
     The working folder contains the sources. The wheel is written to /usr/src/out.
     """
@@ -61,7 +61,7 @@ class Place:
 
 
 def container(image: str, image_id: str, target: Architecture, compiler: Mounts) -> Place:
-    """Return the target's emulated development root as the place to build in, with the mounts in ``compiler``."""
+    """Return the environment for a build in the target's emulated development root, with the mounts in ``compiler``."""
     environment = {
         **compiler.environment,
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -79,7 +79,7 @@ def container(image: str, image_id: str, target: Architecture, compiler: Mounts)
 
 
 def crossed(image: str, image_id: str, target: Architecture, suite: Suite) -> Place:
-    """Return the native builder image as the place to build in; its Python has the target's settings."""
+    """Return the environment for a build in the native builder image, whose Python has the target's settings."""
     environment = {
         "PYTHONDONTWRITEBYTECODE": "1",
         "TORCH_FILES": f"/{_packages(suite)}/torch",
@@ -116,8 +116,8 @@ def build(
 ) -> Path:
     """Build the wheel into ``folder``, audit it, and return its path.
 
-    ``torch_site`` and ``libqpu`` are staged roots. With ``reuse``, the previous build (recipes.qpu_ops.incremental) is
-    updated if it was made with the same ``surroundings``: strings that identify the mounted files.
+    ``torch_site`` and ``libqpu`` are staged roots. ``surroundings`` are strings that identify the mounted files.
+    With ``reuse``, the previous build is updated if its ``surroundings`` were the same (recipes.qpu_ops.incremental).
 
     Raises CommandFailed, PlatformMismatch or WheelUnusable.
     """

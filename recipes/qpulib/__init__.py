@@ -1,1 +1,1 @@
-"""Upstream QPULib, compiled as upstream compiles it and used instead of libqpu."""
+"""Build upstream QPULib as upstream builds it, for use instead of libqpu."""

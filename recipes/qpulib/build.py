@@ -58,7 +58,7 @@ class Checkout:
 def pin(recipe: Recipe) -> str:
     """Return the pinned commit.
 
-    Raises SourceUnavailable unless the pin is a full hash, of 40 hexadecimal digits, because a branch can change.
+    Raises SourceUnavailable unless the pin is a full hash of 40 hexadecimal digits. A branch could change.
     """
     commit = recipe.settings["commit"]
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
@@ -127,7 +127,7 @@ def _unavailable(recipe: Recipe, folder: Path, found: str) -> SourceUnavailable:
 
 
 def _fetch(recipe: Recipe, folder: Path) -> None:
-    """Fetch only the pinned commit, and then replace ``folder``."""
+    """Fetch only the pinned commit, verify it, and replace ``folder`` with it."""
     process.require_program("git", "to fetch upstream QPULib")
     url, commit = recipe.settings["url"], pin(recipe)
     with files.scratch_folder(folder.parent, folder.name) as scratch:

@@ -1,4 +1,4 @@
-"""Audit a torch wheel before it is accepted: the CPU for which its ELF files were compiled, and their requirements."""
+"""Audit a torch wheel before it is accepted: check the target CPU and the other requirements of its ELF files."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _examine(name: str, elf: ELFFile, inside: set[str], sums: _Sums, flags: str 
 def _note_symbols(name: str, elf: ELFFile, sums: _Sums) -> None:
     """Record the symbols that a file defines, and the unversioned symbols that it requires.
 
-    The system's libraries define the versioned ones.
+    Required symbols with a version are not recorded, because the system's libraries define them.
     """
     symbols, versions = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".gnu.version")
     if not isinstance(symbols, SymbolTableSection):
@@ -188,7 +188,7 @@ def _defined_symbols(elf: ELFFile) -> set[str]:
 
 
 def _prefixes(setting: str) -> tuple[str, ...]:
-    """Return name prefixes of libraries from the recipe, which describes its lists of prefixes."""
+    """Return the prefixes of library names that the torch recipe lists as ``setting``."""
     return tuple(str(load("torch").tables["wheel"][setting]).split())
 
 

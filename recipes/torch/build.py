@@ -301,8 +301,8 @@ class Builder:
         """Return the other trees in the same folder: those that this tree replaces, and the remaining ones.
 
         This tree replaces any tree that was made for the same variant, source and user options but has another key. Two
-        kinds of trees are not replaced: that of a second build with the same key, which is used for a comparison, and
-        one that does not record what it was made for.
+        kinds of trees are not replaced: the tree of a second build with the same key, which is compared with the first
+        build, and a tree without a record of what it was made for.
         """
         replaced: list[Builder] = []
         others: list[Builder] = []
@@ -562,7 +562,7 @@ def overridden(given: Mapping[str, str], cache: str, said: str) -> dict[str, str
 
 
 def _truth(value: str) -> bool | None:
-    """Return the truth value that CMake's ``if`` gives a constant, or None if ``value`` is not a constant."""
+    """Return whether CMake's ``if`` treats this constant as true or false; None if ``value`` is not a constant."""
     constant = value.upper()
     if constant in _TRUE:
         return True

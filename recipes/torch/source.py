@@ -113,7 +113,7 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
 
 
 def missing(recipe: Recipe, suite: Suite, kind: str, place: Path) -> str:
-    """Return what is missing or damaged in a source's folder, or an empty string.
+    """Check a source's folder. Return a description of missing or damaged files, or an empty string.
 
     For upstream's checkout, only the existence of the folder is checked; ``obtain`` checks the rest with git.
     """

@@ -108,7 +108,7 @@ def _environment(recipe: Recipe, config: Config, suite: Suite) -> dict[str, str]
 
 
 def examine(wheel: Path, target: Architecture, suite: Suite) -> audit.Examined:
-    """Audit the wheel as the torch wheel is audited.
+    """Run the same audit as for the torch wheel.
 
     The wheel must be stripped, and must not contain paths from its build. Raises WheelUnusable or PlatformMismatch.
     """

@@ -9,8 +9,8 @@ and its port remain, and the next client waits forever. The same happens if the 
 This script therefore stops the server's process after an exception in any of its threads, and restarts it on the same
 port.
 
-The server also keeps a model's parameters on the board: the functions ``pitorch.parameters.map`` and
-``pitorch.parameters.keep`` of TVM's RPC, see ``Parameters``.
+The server also keeps a model's parameters on the board. Clients call the RPC functions ``pitorch.parameters.map`` and
+``pitorch.parameters.keep`` (see ``Parameters``).
 
 There is no authentication: anyone who can reach the port can run code on the board. Listen on the loopback address
 (the default) and connect through SSH, or use a private network.
@@ -41,7 +41,7 @@ MAX_BYTES = 1 << 31
 
 
 def _die_of_exceptions() -> None:
-    """Make an exception in any thread end the process. The server's process calls this before it starts threads."""
+    """Let an uncaught exception in any thread end the process. The server calls this before it starts threads."""
 
     def end(fault: threading.ExceptHookArgs) -> None:
         traceback.print_exception(fault.exc_type, fault.exc_value, fault.exc_traceback)
@@ -54,8 +54,8 @@ def _die_of_exceptions() -> None:
 class Parameters:
     """The parameters of the last model, in a file that is named after their SHA-256. The file is kept between sessions.
 
-    The loader (``device/remote/loader``) has the same folder, modes and limit, and also keeps only the last model,
-    because the folder may be in memory. Clients pass a digest, never a path.
+    The loader (``device/remote/loader``) uses the same folder, permissions and size limit, and also keeps only the
+    last model, because the folder may be in memory. Clients pass a digest, never a path.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Parameters:
     def serve(self) -> None:
         """Register the functions, and remove incomplete files after each session, even if it was killed.
 
-        The server's process calls this before it starts threads. Sessions are forks of that process.
+        The server's process calls this before it starts threads. Each session runs in a fork of that process.
         """
         import tvm_ffi
         from tvm.rpc import server

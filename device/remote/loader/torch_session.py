@@ -3,10 +3,10 @@
 
     torch_session.py LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 
-The board's Python runs this script, which imports nothing from this project. The client uses the script like the loader
-(loader.cpp): the script takes the same lock, and prints "ok MACHINE; MODEL". There is only one kind of request: "torch
-BYTES", followed by a description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a JSON
-object with the results for "float32" and "int8", or with the "reason" why there are none.
+The board's Python runs this script, which imports nothing from this project. To the client, the script behaves like
+the loader (loader.cpp): it takes the same lock, and prints "ok MACHINE; MODEL". There is only one kind of request:
+"torch BYTES", followed by a description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a
+JSON object with the results for "float32" and "int8", or with the "reason" why there are none.
 
 Each precision runs in a separate process, which is forked after ``import torch``. Peak memory is thus measured for each
 precision, and a crash in one process does not affect the other. The processes end when the client disconnects or the
@@ -44,7 +44,7 @@ class NotRun(Exception):
 
 
 def tensors_of(torch: Any, content: bytearray) -> Callable[[Mapping[str, Any]], Any]:
-    """A function that returns a copy of the tensor that a record describes."""
+    """A function that takes a record (dtype, shape, offset), and returns a copy of that tensor."""
 
     def tensor(record: Mapping[str, Any]) -> Any:
         dtype, shape = getattr(torch, record["dtype"]), record["shape"]
@@ -275,7 +275,7 @@ def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _limits_in_order(torch: Any) -> bool:
-    """Whether relu6 keeps the order of elements in a quantized channels_last image; upstream's QNNPACK does not."""
+    """Whether relu6 keeps the element order of a quantized channels_last image. Upstream's QNNPACK changes it."""
     x = torch.quantize_per_tensor(torch.arange(8.0).reshape(1, 2, 2, 2), 0.5, 0, torch.quint8)
     found = torch.nn.functional.relu6(x.contiguous(memory_format=torch.channels_last))
     return bool(torch.equal(found.dequantize(), torch.nn.functional.relu6(x.dequantize())))
@@ -342,10 +342,9 @@ def require_close(
 
 
 def worst_of(torch: Any, found: Sequence[Any], expected: Sequence[Any]) -> tuple[float, float]:
-    """The largest absolute difference in an output, and the largest absolute value expected in this output.
+    """The largest absolute difference in the worst output, and the largest absolute value expected in this output.
 
-    Both values are from the output in which the difference is largest relative to the value. Raises NotRun like
-    ``difference_of``.
+    The worst output is the one with the largest ratio of these two values. Raises NotRun like ``difference_of``.
     """
     pairs = [(difference_of(torch, one, other), _largest(other)) for one, other in zip(found, expected)]  # noqa: B905
     return max(pairs, key=lambda pair: pair[0] / (pair[1] or sys.float_info.min), default=(0.0, 0.0))
@@ -362,7 +361,7 @@ def difference_of(torch: Any, one: Any, other: Any) -> float:
 
 
 def _largest(tensor: Any) -> float:
-    """The largest absolute value except NaN; 0 if there is none."""
+    """The largest absolute value, ignoring NaNs; 0 if there are no other values."""
     sizes = tensor.double().abs().nan_to_num(nan=0.0, posinf=math.inf)
     return float(sizes.max()) if sizes.numel() else 0.0
 
@@ -378,7 +377,7 @@ def _peak_memory() -> int:
 
 
 def forked(action: Callable[[], Mapping[str, Any]], deadline: float, limit_s: float) -> dict[str, Any]:
-    """The result of ``action`` in a new process, or the reason why there is none. Exits if the client disconnects."""
+    """The result of ``action`` in a new process, or the reason for its failure. Exits if the client disconnects."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

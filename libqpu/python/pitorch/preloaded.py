@@ -174,7 +174,7 @@ def _try_connect(connection: socket.socket, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _short_path(folder: Path) -> Iterator[str]:
-    """Provide a socket path of at most 107 bytes, the limit of an address (unix(7)), for a folder with any path."""
+    """Provide a short path for a socket in any folder, because addresses are limited to 107 bytes (unix(7))."""
     number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{number}/socket"
@@ -455,7 +455,7 @@ def _state_of(path: str) -> tuple[int, ...]:
 
 
 def _set_up(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Set up this process like one that the caller would have started; return the namespace of its ``__main__``."""
+    """Set up this process as if the caller had started it, and return the namespace of its ``__main__`` module."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.umask(int(request["umask"]))
@@ -511,7 +511,10 @@ def _execute(request: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _report_ready(number: int) -> Iterator[None]:
-    """Write "ready" to the pipe after the block. If the process exits earlier, the reader gets end-of-file."""
+    """Write "ready" to the pipe at the end of the ``with`` block.
+
+    If the process exits earlier, the reader gets end-of-file.
+    """
     with os.fdopen(number, "w") as pipe:
         yield
         pipe.write("ready")

@@ -130,7 +130,7 @@ class Library:
         return Kernel(name, entry, self._last_error)
 
     def _last_error(self) -> str:
-        """Return the message of the last error: from TVM's FFI if it was loaded first, else from the library."""
+        """Return the last error message, from TVM's FFI if it was loaded before the library, else from the library."""
         return next((text for source in self._sources if (text := source())), "the kernel failed without a message")
 
 
@@ -143,7 +143,10 @@ class Kernel:
         self._last_error = raised
 
     def __call__(self, *arrays: Any) -> None:
-        """Run the kernel. Pass its inputs, followed by its outputs. If KernelError is raised, nothing was computed."""
+        """Run the kernel with ``arrays``, its inputs followed by its outputs.
+
+        If KernelError is raised, nothing was computed.
+        """
         capsules = [_to_capsule(number, item) for number, item in enumerate(arrays)]
         tensors = [_Tensor.from_address(_pointer_of(item, _CAPSULE)) for item in capsules]
         given = (_Any * len(tensors))()

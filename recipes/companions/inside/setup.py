@@ -1,7 +1,8 @@
-"""Build the wheel of PACKAGE, a table of recipe.toml, for the torch in TORCH_FILES: python3 setup.py bdist_wheel.
+"""Build the wheel of the package PACKAGE for the torch in TORCH_FILES: python3 setup.py bdist_wheel.
 
-The working folder contains the source. torch is not imported: the compiler and the tag of the wheel come from the
-settings of the target's Python (_PYTHON_SYSCONFIGDATA_NAME, _PYTHON_HOST_PLATFORM).
+A table in recipe.toml describes the package. The working folder contains the source. torch is not imported: the
+compiler and the tag of the wheel come from the settings of the target's Python (_PYTHON_SYSCONFIGDATA_NAME,
+_PYTHON_HOST_PLATFORM).
 """
 
 import os
@@ -22,7 +23,7 @@ PACKAGE = RECIPE["package"][NAME]
 
 
 class ParallelBuild(build_ext):  # type: ignore[misc]
-    """Builds all modules in parallel, with MAX_JOBS compilers. As upstream, file names have no ABI tag."""
+    """Builds all modules in parallel, with up to MAX_JOBS compilers. File names omit the ABI tag, as upstream's do."""
 
     parallel: int | None
     compiler: Any
@@ -49,7 +50,7 @@ class ParallelBuild(build_ext):  # type: ignore[misc]
 
 
 def sources(module: str, text: str) -> list[str]:
-    """The files to compile: one for the C++ files of each line."""
+    """The files to compile: C files, and for each line of C++ patterns a file that includes all matching C++ files."""
     found: list[str] = []
     for number, line in enumerate(text.strip().splitlines()):
         paths = [path for pattern in line.split() for path in sorted(Path(PACKAGE["include"]).glob(pattern))]
@@ -63,7 +64,7 @@ def sources(module: str, text: str) -> list[str]:
 
 
 def extension(module: str, text: str) -> Extension:
-    """A module that is loaded after torch, so that torch's libraries are already there."""
+    """A module that must be imported after torch, because it uses the libraries that torch loads."""
     return Extension(
         module,
         sources(module, text),

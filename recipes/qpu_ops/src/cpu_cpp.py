@@ -1,8 +1,8 @@
 """Multiply a matrix by a vector with a plain scalar loop on the CPU, as a baseline for the QPUs.
 
 The loop runs in one thread, accumulates each row from left to right in one float32 sum, and uses no vector
-instructions. It is a baseline; the fastest code for the CPU is torch.mv. Dtypes, shapes and errors are the same as in
-matrix_cpp.
+instructions. It is only a baseline: the fastest implementation on the CPU is torch.mv. Dtypes, shapes and errors are
+the same as in matrix_cpp.
 
 Accuracy, for float32: |score - exact| <= W u / (1 - W u) * sum(|a_w b_w|) with u = 2**-24.
 """
@@ -18,7 +18,10 @@ __all__ = ["Timed", "cpu", "cpu_timed"]
 
 
 def cpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the scores of the rows of ``a`` against ``b``, as a new tensor of shape (H,) without gradient."""
+    """Multiply the matrix ``a`` by the vector ``b``.
+
+    Return one score per row of ``a``, as a new tensor of shape (H,) that does not require gradients.
+    """
     require_tensors("cpu", a, b)
     return _native.cpu(a, b)[0]
 

@@ -158,7 +158,7 @@ def _require(outcome: int) -> None:
 
 
 def _text(pointer: int | None) -> str:
-    """Convert a string that a function has allocated, and free it."""
+    """Return a C string from a library function as a Python string, and free the C string."""
     if not pointer:
         raise _failed()
     try:
@@ -187,7 +187,7 @@ def backend() -> Backend:
 
 
 def machine(root: str = "/") -> dict[str, Any]:
-    """Return the report of ``qpu-info --json``: the backends, the board, and the obstacles to using the QPUs."""
+    """Return the report of ``qpu-info --json``: the backends, the board, and what prevents use of the QPUs."""
     found: dict[str, Any] = json.loads(_text(_library().qpu_machine_report(os.fsencode(root), 1)))
     return found
 
@@ -284,7 +284,7 @@ def _uniform(argument: Argument) -> int:
 
 
 class Program:
-    """Machine code. It runs on the current backend, or on the emulator if the interpreter is the default backend."""
+    """Machine code for the current backend, or for the emulator if the interpreter is the default backend."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
@@ -343,7 +343,7 @@ class Program:
         _require(_library().qpu_program_run(self._handle, qpus, words.ctypes.data_as(_WORDS32), words.size))
 
     def run_raw(self, uniforms: Sequence[Sequence[Argument]]) -> None:
-        """Run on one QPU per row of ``uniforms``. Each row contains the uniforms of its QPU and has the same length."""
+        """Run on one QPU per row of ``uniforms``. A row contains one QPU's uniforms. All rows have the same length."""
         if len({len(row) for row in uniforms}) > 1:
             raise ValueError("expected the same number of uniforms for each QPU")
         words = numpy.array([[_uniform(item) for item in row] for row in uniforms], dtype=numpy.uint32)
@@ -363,5 +363,5 @@ class Program:
         return Cycles(**{**facts, "board": found.board.decode()})
 
     def listing(self) -> str:
-        """Return the instructions, their source constructs and, after a profiled run, their execution counts."""
+        """Return the instructions with the source constructs that they implement and, if profiled, execution counts."""
         return _text(_library().qpu_program_listing(self._handle))

@@ -1,4 +1,4 @@
-"""Register the functions that torch requires in addition to the kernels: fake results for tracing, backward formulas.
+"""Register the functions that torch requires besides the kernels: fake kernels for tracing, and backward formulas.
 
 ``NAME`` calls ``_NAME_differentiable`` if a gradient is needed, and ``_NAME`` otherwise (csrc/ops.cpp explains why).
 """
@@ -111,7 +111,7 @@ def register() -> None:
 
 
 def _requires_grad_is_right() -> bool:
-    """Return whether the library reads ``requires_grad`` correctly, which the stable interface does not provide."""
+    """Return whether the library reads ``requires_grad`` correctly; torch's stable interface cannot read it."""
     plain, leaf = torch.zeros(1), torch.zeros(1, requires_grad=True)
     with torch.enable_grad():
         derived = leaf * 2

@@ -24,7 +24,7 @@ EXCLUDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The result of one implementation: the time per call in ``seconds``, or in ``skipped`` why there is no result."""
+    """The result of one implementation: its time per call in ``seconds``, or why it was skipped, in ``skipped``."""
 
     name: str
     seconds: float = math.nan

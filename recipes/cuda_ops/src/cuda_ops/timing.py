@@ -1,4 +1,4 @@
-"""Time a GPU operation in four ways and show which of them measures the kernel.
+"""Measure the time of a GPU operation with four methods, and show which method measures the kernel.
 
 A call to a CUDA operation adds a kernel to a queue (the stream) and returns immediately. A host clock that is read
 before and after the call measures the kernel only if the queue was empty before the call and is synchronised after it::
@@ -51,7 +51,7 @@ _INPUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The host clock's measurements in one of the four ways: the time of each timed call in microseconds."""
+    """The measurements of one of the four methods: the time of each call by the host clock, in microseconds."""
 
     before: str
     after: str
@@ -96,7 +96,7 @@ class Timing:
         return statistics.median(self.events_us)
 
     def regime(self, before: str, after: str) -> Regime:
-        """Return the measurements with the synchronisation ``before`` before each call and ``after`` after it."""
+        """Return the measurements of the method with these kinds of synchronisation before and after each call."""
         return next(item for item in self.regimes if (item.before, item.after) == (before, after))
 
     def as_json(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Timing:
         )
 
     def table(self) -> str:
-        """Return a table with a line for each way; the reference is last."""
+        """Return a table with a line for each method; the reference is last."""
         lines = [
             f"{self.operation}({', '.join(self.inputs)}) on {self.device}, torch {self.torch}",
             f"{self.warm_up} warm-up calls, {self.runs} timed calls; {self.queued} queued calls without sync before",
@@ -186,7 +186,7 @@ def find_operation(name: str) -> Callable[..., Any]:
 
 
 def measure(name: str, inputs: Sequence[str], *, warm_up: int = 10, runs: int = 10, queued: int = 10) -> Timing:
-    """Time an operation on the current GPU in all four ways and with events.
+    """Measure the time of an operation on the current GPU with all four methods and with CUDA events.
 
     Raises ValueError for an unknown operation, and for inputs that the operation does not accept.
     """
@@ -270,7 +270,7 @@ def _batch_us(call: Callable[[], None], calls: int) -> float:
 
 
 def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 5) -> None:
-    """Write a trace of host and GPU during a few calls with each method, for https://ui.perfetto.dev."""
+    """Trace the host and the GPU during a few calls per method; write the trace for https://ui.perfetto.dev."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 

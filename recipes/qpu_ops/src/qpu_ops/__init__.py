@@ -6,12 +6,12 @@ operands have the same dtype; broadcasting is not supported.
 Environment variables, read at each call:
 
 ``QPU_OPS_QPUS``
-    Number of QPUs that kernels run on, 1 to 12; 4 if unset. Memory-bound kernels gain little from more.
+    Number of QPUs that kernels run on, 1 to 12; 4 if unset. Memory-bound kernels gain little from more than 4 QPUs.
 ``QPU_OPS_BUFFER_KIB``
     Maximum size of the memory that the operations share with the QPUs, 4 to 32768 KiB; 8192 if unset. Larger operands
     are processed in parts.
 ``QPU_BACKEND``
-    Read by libqpu: the backend that runs the kernels.
+    The backend that runs the kernels; libqpu reads this variable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Backend", "QpuError", "Timed", "backend", "buffered", "compilations"
 
 
 class Timed(NamedTuple):
-    """A result with its times in seconds, from a monotonic clock."""
+    """A result, and the times in seconds of its computation, measured with a monotonic clock."""
 
     result: torch.Tensor
     compute_s: float
@@ -83,7 +83,7 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def _with_gradient(name: str, of_a: Callable[..., torch.Tensor], of_b: Callable[..., torch.Tensor]) -> None:
-    """Register the gradients of an operator, computed from the result's gradient and both operands."""
+    """Register functions that compute an operator's gradients from the result's gradient and both operands."""
 
     def keep(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:  # noqa: ARG001
         ctx.save_for_backward(*inputs)

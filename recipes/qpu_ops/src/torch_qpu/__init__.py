@@ -55,8 +55,8 @@ __all__ = [
 def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor that shares the tensor's memory, without a copy: writes to one are visible in the other.
 
-    Raises RuntimeError for a tensor on another device. Also raises it on a board, where the CPU cannot access GPU
-    memory like its own: use ``.cpu()`` instead.
+    Raises RuntimeError for a tensor on another device. On a board, raises RuntimeError for every tensor, because the
+    CPU cannot access GPU memory like its own memory there: use ``.cpu()`` instead.
     """
     if tensor.device.type != "qpu":
         raise RuntimeError(f"cpu_view: expected a qpu tensor, found one on {tensor.device}")
@@ -70,10 +70,11 @@ def set_qpus(count: int) -> None:
 
 
 def check_finite(on: bool) -> None:
-    """Set whether the CPU computes operators with Inf or NaN in an operand, for which QPUs do not follow IEEE 754.
+    """Set whether the CPU computes each operator that has Inf or NaN in an operand.
 
-    Off by default, because each check reads the whole operand, and fused kernels are replaced by separate operators.
-    The check is also on while ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` checks for NaN.
+    QPUs do not follow IEEE 754 for these values. The check is off by default, because it reads the whole operand, and
+    because fused kernels are then replaced by separate operators. The check is also on while
+    ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` checks for NaN.
     """
     _C.set_finite_only(on)
 
@@ -90,11 +91,11 @@ def _register() -> None:
 
 
 def _let_backward_threads_rest() -> None:
-    """Before Python exits, wait until the other threads are idle, for at most half a second.
+    """Before Python exits, wait for at most half a second until the other threads are idle.
 
     PyTorch's thread for a device cleans up a backward pass after ``backward()`` has returned, and acquires the GIL to
-    do so. If the interpreter is already shutting down, Python ends that thread, and C++ aborts the process (``terminate
-    called without an active exception``). PyTorch's other devices have the same race.
+    do so. If a thread acquires the GIL while the interpreter is shutting down, Python ends the thread, and C++ aborts
+    the process (``terminate called without an active exception``). PyTorch's other devices have the same race.
     """
     own = str(threading.get_native_id())
     end = time.monotonic() + 0.5

@@ -8,16 +8,18 @@ Prints a table to standard output. For each operator and size, it contains the t
     compute      the time of the kernels alone
     end to end   the time from CPU tensors to a CPU tensor: both copies, launches, and the kernels
 
-It also contains GFLOPS, GB/s, and the used share of the limiting resource: either 96 floating-point operations per V3D
-clock, or the bytes per clock that memory can transfer in the emulator's model of the board.
+It also contains GFLOPS, GB/s, and the share of the limiting resource that is used. This resource is either arithmetic
+(96 floating-point operations per V3D clock) or memory (the bytes per clock that it can transfer in the emulator's model
+of the board).
 
 A second table counts the launches of a training step for small networks and optimisers. On a board, every launch takes
 about 0.1 ms, regardless of what it computes.
 
-With QPUs, everything is measured. Without them, the emulator runs the kernels and the QPU columns are a *model* of a
-board (QPU_BOARD, by default a Pi 3) for the kernels alone, since it does not model the CPU. Shares are then given with
-their range, for QPU_MODEL=fast and slow, unless QPU_MODEL is set. CPU columns are always measured on the machine that
-runs this script, so on a PC they do not apply to a Pi's CPU. The output names the machine.
+With QPUs, everything is measured. Without them, the emulator runs the kernels, and the QPU columns (marked *model*)
+contain modelled times for a board (QPU_BOARD, by default a Pi 3). These are times of the kernels alone, since the
+emulator does not model the CPU. Shares are then given with their range, for QPU_MODEL=fast and slow, unless QPU_MODEL
+is set. CPU columns are always measured on the machine that runs this script, so on a PC they do not apply to a Pi's
+CPU. The output names the machine.
 """
 
 from __future__ import annotations
@@ -211,13 +213,13 @@ def _naive(case: Case, operands: list[torch.Tensor]) -> float | None:
 
 
 def _limit_s(case: Case, clock: float, bytes_per_clock: float) -> tuple[float, str]:
-    """Return the minimum time of a case in seconds, and the limiting resource."""
+    """Return the theoretical minimum time of a case in seconds, and the resource that determines it."""
     arithmetic, memory = case.flops / (FLOPS_PER_CLOCK * clock), case.moved / (bytes_per_clock * clock)
     return max((arithmetic, "arithmetic"), (memory, "memory"))
 
 
 def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
-    """Return the launches of some calls. Raises AssertionError if the CPU did part of the work."""
+    """Return the launches of ``repeats`` calls. Raises AssertionError if the CPU did part of the work."""
     with torch_qpu.profile() as record:
         for _ in range(repeats):
             case.function(*there)
@@ -237,7 +239,7 @@ def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]
 
 
 def _at_ends(case: Case, there: list[torch.Tensor]) -> list[float]:
-    """Return the shares at the bounds of the model's parameter ranges; empty if QPU_MODEL is set."""
+    """Return the shares with the fastest and the slowest model parameters; empty if QPU_MODEL is set."""
     if os.environ.get("QPU_MODEL"):
         return []
     shares = []

@@ -50,7 +50,7 @@ def is_initialized() -> bool:
 
 
 def is_available() -> bool:
-    """Return whether tensors of the device can be created: libqpu has a backend on this machine."""
+    """Return whether tensors can be created on the device. This requires a libqpu backend for this machine."""
     try:
         _C.backend()
     except RuntimeError:
@@ -96,12 +96,12 @@ class device:  # noqa: N801 (named as torch.cuda.device)
 
 
 def get_device_name(device: Any = None) -> str:
-    """Return the VideoCore generation and the backend that runs its kernels."""
+    """Return the device's name, which states the VideoCore generation and the backend that runs the kernels."""
     return get_device_properties(device).name
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
-    """Return properties of the device. Raises RuntimeError if QPU_BACKEND is not a backend that works."""
+    """Return properties of the device. Raises RuntimeError if QPU_BACKEND does not name a working backend."""
     _index(device)
     name, reason = _C.backend()
     report = json.loads(_C.machine_report())

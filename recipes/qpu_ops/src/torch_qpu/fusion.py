@@ -163,7 +163,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _key(size: Any) -> Any:
-    """Return a key that is equal for equal sizes: the number, or the expression of a symbol."""
+    """Return a key by which sizes can be compared: the number itself, or a symbolic size's expression."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
@@ -248,7 +248,7 @@ def fuse(module: GraphModule) -> GraphModule:
 
 
 def unless_checked(graph: GraphModule) -> Callable[..., Any]:
-    """Return a function that runs the graph fused, or unfused while operands are checked for Inf and NaN.
+    """Return a function that runs the fused graph, or the original graph while operands are checked for Inf and NaN.
 
     ``check_finite`` cannot check a fused kernel's intermediate values.
     """

@@ -11,7 +11,10 @@ QPU = torch.device("qpu", 0)
 
 
 class _OfTheDevice(type):
-    """Makes ``isinstance`` accept PyTorch's own objects for this device; subclasses do not work with elapsed_time."""
+    """A metaclass that makes ``isinstance`` accept PyTorch's own streams and events of this device.
+
+    Subclasses of PyTorch's classes would not work with ``elapsed_time``.
+    """
 
     kind: type[Any]
 
@@ -31,9 +34,10 @@ class Stream(metaclass=_OfTheDevice):
 
 
 class Event(metaclass=_OfTheDevice):
-    """A ``torch.Event`` of the device. It stores the time at which it was recorded, after all earlier launches.
+    """A ``torch.Event`` of the device.
 
-    ``elapsed_time`` requires ``enable_timing=True``. Raises RuntimeError for ``interprocess=True``.
+    It stores the time at which it was recorded; by then, all earlier launches have finished. ``elapsed_time`` requires
+    ``enable_timing=True``. Raises RuntimeError for ``interprocess=True``.
     """
 
     kind: ClassVar[type[Any]] = torch.Event

@@ -37,7 +37,7 @@ def _refused(why: str) -> None:
 
 
 def _reduced(tensor: torch.Tensor) -> Any:
-    """Send a tensor to another process (from a DataLoader's worker, through a Queue) by copying its values.
+    """Send a tensor to another process (for example, from a DataLoader's worker or through a Queue) as a copy.
 
     PyTorch would share the tensor's memory, but QPU memory belongs to one process. Errors are raised in the process
     that receives the tensor: a queue pickles in a separate thread and drops what it cannot pickle, so an error on the
@@ -78,7 +78,7 @@ def _require_cpu(module: nn.Module, device_ids: Any, output_device: Any) -> None
 
 
 def _parallel_or_refused(original: Any) -> Any:
-    """Leave a CPU module on the CPU, as without an accelerator, and raise an error for other modules."""
+    """Return a constructor that leaves CPU modules on the CPU, as without an accelerator, and rejects others."""
 
     def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         if torch._utils._get_available_device_type() != "qpu":
