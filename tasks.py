@@ -588,7 +588,7 @@ _IMAGES_HELP = {
 
 
 def _configs(context: Context, **options: str) -> list[Config]:
-    """Return one configuration per architecture in ``--architecture``; _REGISTRY_HELP describes the options."""
+    """Return a configuration with ``options`` (see _REGISTRY_HELP) for each architecture in ``--architecture``."""
     from registry.reference import with_options
 
     names = _for_all["image.architecture"].split(",")

@@ -95,8 +95,8 @@ def prepare(
 
     If the virtual machine enters the tree from a bare system, that system is also exported.
 
-    Raises ArtefactMissing if there is no exported tree, RootNeeded if serving the tree requires root, and the
-    exceptions of the export.
+    Raises ArtefactMissing if there is no exported tree, RootNeeded if the tree must be served and the user is not
+    root, and the exceptions of the export.
     """
     command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
     if host is None and place is None:

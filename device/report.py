@@ -36,7 +36,7 @@ class Series:
 
 
 def execution_label(document: Mapping[str, Any]) -> str:
-    """Return a label for the machine that ran the suite. It states clearly whether the machine was emulated."""
+    """Return a label for the machine that ran the suite. Only the label of real hardware begins with "hardware"."""
     device = document["device"]
     model = device.get("model") or "no model stated"
     if device["execution"] == "hardware":

@@ -50,7 +50,7 @@ def build_wheel(config: Config, text: str, *, folder: Path, options: Options | N
 
 
 def _with_rust(context: Context, container: build.BuildContainer) -> build.BuildContainer:
-    """Add this PC's Cargo settings and the native Rust toolchain to the container.
+    """Return a copy of the container with this PC's Cargo settings and the native Rust toolchain.
 
     The toolchain is extracted when it is used for the first time.
     """

@@ -32,7 +32,7 @@ def wanted(config: Config) -> Iterator[tuple[str, str, bool]]:
     """Yield each artefact's name and key for this configuration, and whether the artefact is required.
 
     Optional artefacts may be missing from the registry. The key of torchvision and torchaudio depends on the torch
-    wheel that is available when the iterator reaches it. Raises RecipeInvalid if no recipe builds torch.
+    wheel that is available when the iterator reaches this key. Raises RecipeInvalid if no recipe builds torch.
     """
     key = resolve.key(config)
     if not key:

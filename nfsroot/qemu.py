@@ -89,7 +89,7 @@ def program_of(architecture: str) -> str:
 
 
 def cpu_of(architecture: str, wanted: str) -> str:
-    """Return the wanted CPU, by default the architecture's first one. Raises UserError for an unsuitable CPU."""
+    """Return QEMU's name for the CPU (default: the architecture's first). Raises UserError for an unsuitable CPU."""
     cpus = _EMULATIONS[architecture].cpus
     if wanted and wanted not in cpus:
         raise UserError(

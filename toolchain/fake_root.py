@@ -48,7 +48,7 @@ def call(function: Callable[..., T], *arguments: object, why: str) -> T:
 
 
 def main(made: Path) -> None:
-    """Read a pickled function from stdin and call it. Write its result or its exception to the file ``made``."""
+    """Read a pickled function from stdin and call it. Write its result and exception, one of them None, to ``made``."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ``call``)
     result = fault = None

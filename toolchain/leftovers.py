@@ -17,7 +17,7 @@ _LISTED = 3
 
 
 def clear(found: Iterable[Path], base: Path) -> None:
-    """Remove the files and folders that killed tasks left below ``base``, and print how much space was freed.
+    """Remove the ``found`` files and folders of killed tasks below ``base``, and print how much space was freed.
 
     Programs that a killed task started may still be running, so an entry is kept if another process uses a path that
     contains its name. The following are also kept: links, entries that this user may not remove, mount points, folders

@@ -61,8 +61,8 @@ def explain(
 ) -> UserError:
     """Return the error for a failed ``pip wheel``. If the distribution has the package, the fix names it.
 
-    If the cause is unknown, ``fault`` is returned, with advice about missing files added to its output. These files are
-    searched for in the package sources ``sources``.
+    If the cause is unknown, the error is ``fault`` with advice about missing files added to its output. The package
+    sources ``sources`` are searched for these files.
     """
     error = _explained(fault, wanted, text, config, sources)
     if not isinstance(error, DiskFull) and (package := distribution_package(wanted.name, config)):

@@ -230,7 +230,7 @@ def _ratio(name: str, one: float, other: float, limit: float, unit: str) -> Figu
 
 
 def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> str:
-    """Return two tables: the instructions and modelled cycles, and the shares of the instruction classes."""
+    """Return two tables: each wheel's instructions and modelled cycles, and this wheel's instruction classes in %."""
     old = {row.name: row for row in before or ()}
     titles = [f"instr., {name}" for name in ("this wheel", "other wheel", "ratio")]
     cycles = [f"cycles (model), {name}" for name in ("this wheel", "other wheel", "ratio")]

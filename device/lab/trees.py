@@ -26,7 +26,7 @@ class Trees:
     """The exported trees that the boards of one run use. The class is thread-safe."""
 
     def __init__(self, targets: Iterable[Config] = ()) -> None:
-        """``targets`` contains a configuration for each board that is already running; empty if this is not known."""
+        """``targets`` contains a configuration for each running board of the run; it is empty if these are unknown."""
         self._running = frozenset(Layout.of(target).tree for target in targets)
         self._lock = threading.Lock()
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}

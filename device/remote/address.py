@@ -11,7 +11,7 @@
     adb://[SERIAL|HOST:PORT]  the loader, through adb, on a phone; without a serial number, on the only connected phone
     emulator                  the loader, under qemu-user on this PC
 
-``--device`` also accepts ``place://NAME`` for a board in a lab: the task reserves the board and uses its ``tree://``
+``--device`` also accepts ``place://NAME`` for a board in a lab: the task acquires the board and uses its ``tree://``
 address.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def decompositions() -> Any:
-    """Register the quantisation operators, and add their decompositions to the defaults of ``torch.export``."""
+    """Register the quantisation operators. Return the default decompositions of ``torch.export`` with theirs added."""
     import torch
     from torch.ao.quantization.fx import _decomposed
 

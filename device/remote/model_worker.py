@@ -4,8 +4,9 @@
 
 REQUEST is a JSON object: ``model``, ``folder`` (for MODULE:FUNCTION), ``target``, ``linker``, ``library`` (a file to
 write), ``address`` (null: compile only), ``number``, ``repeat``, ``warm_up``, ``queue_limit_s``, ``session_limit_s``.
-The arrays are written next to the library as ``inputs.npz`` and ``expected.npz``. The file ``model.graph`` next to them
-describes the model for the board's PyTorch (see ``model_graph``). For the output, see ``reporting``.
+The arrays are written next to the library as ``inputs.npz`` and ``expected.npz``. The file ``model.graph``, which is
+written next to them, describes the model for the board's PyTorch (see ``model_graph``). For the output, see
+``reporting``.
 """
 
 from __future__ import annotations

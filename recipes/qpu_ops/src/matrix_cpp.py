@@ -39,7 +39,7 @@ def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def gpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:
-    """Compute ``gpu`` without gradients. Return the result, and the seconds that the kernel and the call took."""
+    """Return the result of ``gpu`` without gradients, and the seconds that the kernel and the whole call took."""
     began = time.perf_counter()
     require_tensors("gpu_timed", a, b)
     result, compute_s = _native.matrix_vector(a, b, *settings())

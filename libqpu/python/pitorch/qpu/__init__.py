@@ -284,7 +284,7 @@ def _uniform(argument: Argument) -> int:
 
 
 class Program:
-    """Machine code for the current backend, or for the emulator if the interpreter is the default backend."""
+    """Machine code that runs on the current backend, or on the emulator if the interpreter is the default backend."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle

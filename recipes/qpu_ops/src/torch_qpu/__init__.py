@@ -94,8 +94,8 @@ def _let_backward_threads_rest() -> None:
     """Before Python exits, wait for at most half a second until the other threads are idle.
 
     PyTorch's thread for a device cleans up a backward pass after ``backward()`` has returned, and acquires the GIL to
-    do so. If a thread acquires the GIL while the interpreter is shutting down, Python ends the thread, and C++ aborts
-    the process (``terminate called without an active exception``). PyTorch's other devices have the same race.
+    do so. If this thread acquires the GIL while the interpreter is shutting down, Python ends it, and C++ aborts the
+    process (``terminate called without an active exception``). PyTorch's other devices have the same race.
     """
     own = str(threading.get_native_id())
     end = time.monotonic() + 0.5

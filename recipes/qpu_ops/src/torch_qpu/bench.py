@@ -15,8 +15,8 @@ of the board).
 A second table counts the launches of a training step for small networks and optimisers. On a board, every launch takes
 about 0.1 ms, regardless of what it computes.
 
-With QPUs, everything is measured. Without them, the emulator runs the kernels, and the QPU columns (marked *model*)
-contain modelled times for a board (QPU_BOARD, by default a Pi 3). These are times of the kernels alone, since the
+With QPUs, everything is measured. Without them, the emulator runs the kernels, and the columns marked *model* contain
+values from its model of a board (QPU_BOARD, by default a Pi 3). These values apply to the kernels alone, since the
 emulator does not model the CPU. Shares are then given with their range, for QPU_MODEL=fast and slow, unless QPU_MODEL
 is set. CPU columns are always measured on the machine that runs this script, so on a PC they do not apply to a Pi's
 CPU. The output names the machine.

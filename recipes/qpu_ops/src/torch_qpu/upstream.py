@@ -78,7 +78,7 @@ def _require_cpu(module: nn.Module, device_ids: Any, output_device: Any) -> None
 
 
 def _parallel_or_refused(original: Any) -> Any:
-    """Return a constructor that leaves CPU modules on the CPU, as without an accelerator, and rejects others."""
+    """Return a constructor that leaves a CPU module on the CPU, as without an accelerator; others raise an error."""
 
     def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         if torch._utils._get_available_device_type() != "qpu":
