@@ -172,7 +172,7 @@ def changed_program(source: str, number: int) -> str:
 
 
 def changed_kernel(source: str, number: int) -> str:
-    """Return the source of the extension's kernels, with a product kernel that adds ``number``."""
+    """Return the source of the extension's kernels; the element-wise product now also adds ``number``."""
     return changed(source, _OF_EXTENSION, f" + {number}.0f")
 
 
@@ -199,7 +199,7 @@ class Program:
 
 
 class Extension:
-    """The product kernel of the QPU extension, deployed from a copy of the checkout."""
+    """The extension's kernel for the element-wise product, deployed from a copy of the checkout."""
 
     name = "kernel in the torch extension"
 

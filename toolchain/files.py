@@ -162,7 +162,7 @@ def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Create a folder with pitorch's marker, and run the block in one process at a time.
+    """Create a folder with pitorch's marker, and hold the folder's lock while the block runs.
 
     Raises the same errors as ``require_owned``.
     """

@@ -59,7 +59,7 @@ class RustMissing(CommandFailed):
 def explain(
     fault: CommandFailed, wanted: Wanted, text: str, config: Config, sources: Sequence[apt.Source] = ()
 ) -> UserError:
-    """Return the error for a failed ``pip wheel``. If the distribution has the package, the fix names it.
+    """Return the error for a failed ``pip wheel``. The fix names the distribution's package, if there is one.
 
     If the cause is unknown, the error is ``fault`` with advice about missing files added to its output. The package
     sources ``sources`` are searched for these files.

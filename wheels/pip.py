@@ -94,8 +94,8 @@ def run_pip(
     """Run ``python -m pip WORDS`` without prompts; ``what`` names the download in error messages.
 
     If no file in the index satisfies a requirement, raises the exception class ``missing`` with the advice ``fix``.
-    Raises SourceUnavailable for a file whose SHA-256 is not the required one; NetworkUnreachable; or CommandFailed with
-    the last lines of pip's output.
+    Raises SourceUnavailable if a file has a wrong SHA-256, and NetworkUnreachable if the index cannot be reached. For
+    any other failure, raises CommandFailed with the last lines of pip's output.
     """
     try:
         run(

@@ -84,7 +84,7 @@ def measure(
 
 
 def not_run(reason: str) -> tuple[Eager, ...]:
-    """Return a result for each precision that contains only the reason why the model was not run."""
+    """Return one result per precision. Each contains only ``reason``, which explains why the model was not run."""
     return tuple(Eager(precision=precision, reason=reason) for precision in PRECISIONS)
 
 

@@ -9,9 +9,9 @@ on an emulated Pi. The server forks a process for every run. This process has th
 environment, standard streams and umask, receives the caller's signals, and exits with the script's status. Each user
 has one server per Python version. A server exits after half an hour without a run (``--idle=SECONDS``).
 
-The server does not import anything that ``./inv deploy`` installs, so the next run uses a changed extension, libqpu or
-script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``, ``PYTHONPATH`` …) has changed, the
-server is restarted, and a message reports the restart.
+The server does not import anything that ``./inv deploy`` installs. The next run therefore uses the deployed version of
+the extension, libqpu or script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``,
+``PYTHONPATH`` …) has changed, the server is restarted, and a message reports the restart.
 
 ``--import=MODULE`` (may be repeated) sets the modules to import instead of torch. ``pitorch.preloaded`` requires Linux.
 The exit code is the script's, or 125 with a message if the server could not be started.
