@@ -9,8 +9,8 @@ on an emulated Pi. The server forks a process for every run. This process has th
 environment, standard streams and umask, receives the caller's signals, and exits with the script's status. Each user
 has one server per Python version. A server exits after half an hour without a run (``--idle=SECONDS``).
 
-The server does not import anything that ``./inv deploy`` installs. The next run therefore uses the deployed version of
-the extension, libqpu or script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``,
+The server does not import anything that ``./inv deploy`` installs. The next run therefore uses the current version of
+the extension, of libqpu and of the script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``,
 ``PYTHONPATH`` …) has changed, the server is restarted, and a message reports the restart.
 
 ``--import=MODULE`` (may be repeated) sets the modules to import instead of torch. ``pitorch.preloaded`` requires Linux.
