@@ -13,6 +13,7 @@ from typing import IO
 import pytest
 from forked_cli import Run, forked_cli
 
+from benchmarks import suite
 from toolchain.cli import spelt_out
 from toolchain.config import ROOT
 
@@ -84,6 +85,12 @@ def test_every_task_has_help_with_its_options() -> None:
         assert printed.returncode == 0
         assert "Docstring:\n" in printed.stdout
         assert "Docstring:\n  none" not in printed.stdout
+
+
+def test_the_help_of_bench_lists_all_benchmarks() -> None:
+    printed = " ".join(run("bench", "--help").stdout.split())
+    *names, last = suite.BENCHMARKS
+    assert f"{', '.join(names)} or {last} (default: all)" in printed
 
 
 def test_the_option_architecture_overrides_the_variable(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-import tasks
 from benchmarks import build, device, export, extension, kernels, machine, suite
 from benchmarks.measure import (
     Figure,
@@ -281,11 +280,6 @@ def test_an_unknown_benchmark_gets_a_suggestion(name: str, near: str) -> None:
         suite.bench(load_config({}), name)
     assert caught.value.fix == near
     assert "build, extension, export, device" in caught.value.expected
-
-
-def test_the_help_of_bench_lists_all_benchmarks() -> None:
-    listed = tasks.bench.help["name"].removesuffix(" (default: all)").replace(" or ", ", ")
-    assert listed.split(", ") == list(suite.BENCHMARKS)
 
 
 def test_an_unchanged_run_must_not_run_any_step() -> None:
