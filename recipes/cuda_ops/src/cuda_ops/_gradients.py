@@ -1,4 +1,4 @@
-"""Register the functions that torch requires besides the kernels: fake kernels for tracing, and backward formulas.
+"""Register the functions that torch requires in addition to the kernels: fake kernels and backward formulas.
 
 ``NAME`` calls ``_NAME_differentiable`` if a gradient is needed, and ``_NAME`` otherwise (csrc/ops.cpp explains why).
 """
