@@ -37,6 +37,11 @@ class Pin:
         """The version of the distribution."""
         return str(parse_wheel_filename(self.file)[1])
 
+    @property
+    def platforms(self) -> list[str]:
+        """The platform tags of the wheel."""
+        return sorted({tag.platform for tag in parse_wheel_filename(self.file)[3]})
+
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
 
@@ -59,13 +64,13 @@ def obtain(pin: Pin, config: Config) -> Path:
     pinned one.
     """
     # An index without hashes could otherwise offer another wheel of this version.
-    python, platform = load_suite(config.image.suite).python, pin.file.removesuffix(".whl").rpartition("-")[2]
+    tags = [f"--python-version={load_suite(config.image.suite).python}", *map("--platform={}".format, pin.platforms)]
     return download_pinned(
         pin.name,
         pin.version,
         pin.sha256,
         place(pin, config),
-        words=["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", f"--platform={platform}"],
+        words=["--only-binary=:all:", "--implementation=cp", *tags],
         log=config.target_root / "logs" / "published.log",
         fix=f"configure an index that has the wheel (pip config list prints the current index), {_OTHER_PLACE}",
     )
