@@ -1,8 +1,8 @@
 """Build an extension wheel in three ways: emulated, with a native compiler in the container, and cross-compiled.
 
 The benchmark compares two times: the time that ``pip wheel`` needs in the container to build the whole wheel, and the
-time of the compiler and linker calls alone. In all three ways, these calls use the command
-lines and folders of a wheel build.
+time of the compiler and linker calls alone. In all three ways, these calls use the command lines and
+folders of a wheel build.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def check(
 ) -> list[dict[str, Any]]:
     """Check each link between the built files and the board: commit → image → export → tree → board.
 
-    ``checksums`` lists the files that the run deployed to the tree. One of the links is that the board
-    reads these files.
+    ``checksums`` lists the files that the run deployed to the tree. One of the links is that the board reads these
+    files.
 
     Three cases are legitimate and do not break the chain: tests from a commit that has not been built, a pulled image
     on a machine that also built one, and layers that were deployed to the tree of an older image.

@@ -83,9 +83,9 @@ def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
 def assembly(block: Block) -> str:
     """Return the block in assembly language.
 
-    The target of a branch is outside the block, so each branch is written as a jump to itself. QEMU
-    disassembles each instruction separately, and therefore prints the instructions of an IT block without their
-    conditions. NOP replaces IT itself.
+    The target of a branch is outside the block, so each branch is written as a jump to itself. QEMU disassembles each
+    instruction separately, and therefore prints the instructions of an IT block without their conditions. NOP replaces
+    IT itself.
     """
     lines = []
     for item in block.instructions:
