@@ -12,11 +12,15 @@ import pytest
 from flow import cuda_job, pipelines
 from flow.context import Context
 from flow.steps import native_python
+from images.flavour import load_suite
+from recipes.companions import build as companions
+from recipes.recipe import load
 from recipes.torch import resolve
-from toolchain import closure, steps
+from toolchain import closure, files, steps
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, load_config
 from toolchain.steps import Pipeline, Step
+from wheels import artefacts
 
 PACKAGES = ("toolchain", "engine", "images", "registry", "wheels", "recipes", "flow", "nfsroot")
 DECLARED = {"torch-wheel"}
@@ -120,6 +124,14 @@ def test_the_key_of_the_torch_wheel_is_that_of_the_prebuilt_one() -> None:
 
     (wheel,) = resolve.PREBUILT.glob("*.whl")
     assert resolve.key(load_config({})) == read(path_for(wheel), wheel)["recipeKey"]
+
+
+def test_the_prebuilt_companions_match_their_recipe_and_torch() -> None:
+    (wheel,) = resolve.PREBUILT.glob("*.whl")
+    image = load_config({}).image
+    key = companions.recipe_key(load(companions.NAME), image.target, load_suite(image.suite), files.sha256_of(wheel))
+    made = artefacts.prebuilt(companions.PREBUILT, companions.NAME, key)
+    assert made, "build the wheels with ./inv build-image, and copy their entry in the artefact cache to prebuilt/"
 
 
 @pytest.mark.parametrize(
