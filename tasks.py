@@ -244,7 +244,7 @@ def sign(context: Context, what: str) -> None:
 @_target_task(
     help={
         "old": "an image, an exported tree, a tar of a root filesystem, or a bill of materials",
-        "new": "the system to compare with the old one",
+        "new": "an image, tree, tar or bill of materials to compare with the old one",
         "json": "print JSON",
     }
 )
@@ -383,8 +383,8 @@ def share_internet(context: Context, state: str) -> None:
         "select": "only tests whose names match this expression (pytest -k)",
         "no-timing": "omit the timing table",
         "place": "a board in the lab, by name (docs/lab.md)",
-        "tag": "the first free board in the lab with this tag, such as model=pi3",
-        "all": "all boards in the lab in parallel, with a merged report",
+        "tag": "run on the first free board in the lab with this tag, such as model=pi3",
+        "all": "run on all boards in the lab in parallel and write a merged report",
         "shard": "with --tag or --all: split the suite among the free boards, based on measured times",
     },
 )
@@ -467,8 +467,8 @@ def lab(context: Context, action: str, name: str = "") -> None:
 @_target_task(
     help={
         "kernel": "add_one, gemm, or a Python file (docs/remote.md)",
-        "model": "a PyTorch model instead of a kernel: FILE.pt2, or MODULE:FUNCTION (docs/remote.md)",
-        "target": "aarch64, armv7, local, opencl or qpu",
+        "model": "run a PyTorch model instead of a kernel: FILE.pt2, or MODULE:FUNCTION (docs/remote.md)",
+        "target": "target to compile for: aarch64, armv7, local, opencl or qpu",
         "device": "a board from remote.devices, or HOST:PORT, tracker://HOST:PORT/KEY, place://NAME, adb://SERIAL …",
         "size": "problem size (default: the size that the kernel defines)",
         "number": "runs per measurement",
@@ -538,7 +538,7 @@ def profile_remote(
                 found=("both --kernel and --model" if model else "neither --kernel nor --model")
                 if bool(kernel) == bool(model)
                 else "an option for kernels with --model, or an option for models with --kernel",
-                fix="run ./inv profile-remote --help to see the options of each",
+                fix="run ./inv profile-remote --help to see the options for kernels and for models",
             )
     if json:
         sys.stdout.write(done.as_json())
@@ -582,7 +582,7 @@ _REGISTRY_HELP = {
 }
 _IMAGES_HELP = {
     **_REGISTRY_HELP,
-    "tag": "default: registry.tag, or SUITE-ARCHITECTURE; for several architectures, SUITE",
+    "tag": "tag of the image (default: registry.tag, or SUITE-ARCHITECTURE; for several architectures, SUITE)",
     "architecture": "armhf, arm64, or both under one tag: armhf,arm64 (default: image.architecture)",
 }
 
@@ -638,7 +638,7 @@ def pull(
 @task(
     iterable=["url"],
     help={
-        "url": "mirror to add (or: mirror URL URL…); without a URL, show the mirrors",
+        "url": "URL of a mirror to add (several: ./inv mirror URL URL…); without a URL, show the mirrors",
         "remove": "remove these mirrors, or all mirrors if no URL is given",
     },
 )
@@ -706,10 +706,10 @@ def completion(_: Context, shell: str) -> None:
 
 @_target_task(
     help={
-        "name": "build, extension, export, device, kernels, torch, cpu, models or lab (default: all)",
+        "name": "benchmark to run: build, extension, export, device, kernels, torch, cpu, models or lab (default: all)",
         "times": "number of repetitions of short measurements",
         "keep": "keep the built files, so that the next run of a single benchmark starts sooner",
-        "against": "a torch wheel that --name=cpu compares with the wheel in the image",
+        "against": "a torch wheel to compare with the wheel in the image (only with --name=cpu)",
     },
 )
 def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, against: str = "") -> None:
@@ -773,7 +773,7 @@ def pull_artefacts(context: Context, registry: str = "", user: str = "") -> None
         "what": "NAME==VERSION, or the path of a project's folder or source archive",
         "from-source": "build the package from source even if the index has a wheel",
         "package": "a distribution package that the build requires, such as libxml2-dev (may be repeated)",
-        "constraint": "a pip constraints file, also for build requirements (may be repeated)",
+        "constraint": "a pip constraints file, which also applies to build requirements (may be repeated)",
         "env": "NAME passes a variable of this shell to the build, NAME=VALUE sets one (may be repeated)",
         "no-build-isolation": "build with the container's packages (pip's option of the same name)",
     },
@@ -843,7 +843,7 @@ def serve_the_wheels(context: Context, address: str = "", port: int = 0) -> None
 
 @task(
     help={
-        "architecture": "amd64, or arm64 for boards with an NVIDIA GPU (built and audited, not run here)",
+        "architecture": "amd64, or arm64 for boards with an NVIDIA GPU (built and audited on this PC, but not run)",
         "plan": "print which steps would run and why, without running them",
         "check": "run the operators' tests on this machine: on the CPU, and on a GPU if torch finds one",
         "torch": "also run the tests with this torch release, which is downloaded (may be repeated)",
@@ -875,7 +875,7 @@ def build_cuda_wheel(
     help={
         "op": "an operation of cuda_ops, or a dotted name such as torch.add",
         "input": "an input, such as f32[1024,16], or a number (may be repeated; default: the operation's inputs)",
-        "runs": "number of timed calls in each of the four ways",
+        "runs": "number of calls to time with each of the four timing methods",
         "timeline": "also write a trace for https://ui.perfetto.dev, and an nsys report if nsys is installed",
     },
     iterable=["input"],

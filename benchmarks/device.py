@@ -110,7 +110,7 @@ def measure(workspace: Workspace) -> Result:
             notes.append("WITHOUT torch: there is no wheel, so there is no extension to change")
     return Result(
         name="device",
-        title="Changed kernel to device result",
+        title="Time from a changed kernel to its result on the device",
         rule=RULE,
         figures=tuple(figures),
         notes=tuple(notes),

@@ -79,7 +79,7 @@ def spent_in(output: str) -> Spent:
     # times(1p) prints the user and system time of the shell, and on the next line the times of its children.
     parts = [int(minutes) * 60 + float(rest) for minutes, rest in re.findall(r"(\d+)m([0-9.]+)s", output)[-4:]]
     if took is None or len(parts) != 4:
-        raise CommandFailed("the output has no compiler time", tail=output[-2000:])
+        raise CommandFailed("the output does not report the time spent in the compiler", tail=output[-2000:])
     return Spent(int(took[1]) / 1e9, sum(parts))
 
 
@@ -100,7 +100,7 @@ def subject_of(workspace: Workspace) -> Subject:
     manifests = workspace.manifests()
     if not manifests["torch-site"].facts["version"]:
         sample = Path(__file__).parent / "sample_extension"
-        return Subject("a sample extension (there is no torch wheel)", sample, Mounts())
+        return Subject("a sample extension, because there is no torch wheel", sample, Mounts())
     packages = f"usr/local/lib/python{context.suite.python}/dist-packages"
     prefix = str(manifests["libqpu"].facts["prefix"])
     paths = {

@@ -78,7 +78,7 @@ def measure(workspace: Workspace) -> Result:
             figures += _of_size(workspace, size, pytest_mb, free_mb)
     return Result(
         name="lab",
-        title=f"A lab by number of places, {BOARDS_PER_EXPORTER} boards per exporter",
+        title=f"Times and memory of a lab by number of places, {BOARDS_PER_EXPORTER} boards per exporter",
         rule=RULE,
         figures=tuple(figures),
         facts={"pytest_mb": round(pytest_mb), "free_mb": round(free_mb)},

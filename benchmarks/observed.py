@@ -20,7 +20,7 @@ def peak_kib() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1])
-    raise RuntimeError("/proc/self/status has no line VmHWM")
+    raise RuntimeError("/proc/self/status has no VmHWM line")
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def require_same_torch(tree: Path, staged: Path) -> None:
     if records[staged] and records[tree] != records[staged]:
         raise PlatformMismatch(
             "the torch in the exported tree is not the one that the extension was compiled against",
-            expected=f"a torch wheel whose RECORD has the SHA-256 {records[staged]}",
+            expected=f"a torch wheel whose file RECORD has the SHA-256 {records[staged]}",
             found=records[tree] or "no torch",
             fix="run ./inv build-image, then ./inv export-nfsroot",
         )

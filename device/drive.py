@@ -144,7 +144,7 @@ class DeviceSession:
             if not coordinator:
                 raise
             raise UserError(
-                "labgrid does not provide the board",
+                "labgrid does not give this run access to the board",
                 expected=f"a board that this run has acquired from the coordinator {coordinator}, and whose resources "
                 "are exported",
                 found=f"{type(fault).__name__}: {fault}",
@@ -189,11 +189,11 @@ class DeviceSession:
                 root = "; ".join(line for line in lines if " / " in line)
                 shown = ", ".join(different[:2])
                 raise ChainBroken(
-                    "the board does not read the files that were deployed to the exported tree",
+                    "the board is not using the files that were deployed to the exported tree",
                     expected=f"a board whose root filesystem contains the files listed in {listed}",
                     found=f"{len(different)} files differ or are missing, such as {shown}; the board's root: {root}",
-                    fix="restart the board so that it boots the exported tree; a deployment cannot update a system on "
-                    "a card (docs/lab.md)",
+                    fix="restart the board so that it boots the exported tree; a deployment cannot update a system "
+                    "that boots from a card (docs/lab.md)",
                 )
             time.sleep(_PAUSE_S)
         self._note("deployed", sha256=hashlib.sha256(checksums).hexdigest())

@@ -184,7 +184,7 @@ def _bare_system(config: Config) -> Layout:
         return bare_system.ready(config)
     except ArtefactMissing as fault:
         progress.warn(
-            f"{fault.summary}; the virtual machine boots from the exported tree, and this tree is also the chroot. To "
+            f"{fault.summary}; the virtual machine therefore boots the exported tree and uses it as the chroot. To "
             "build the missing image, run ./inv build-image"
         )
         return Layout.of(config)

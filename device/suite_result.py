@@ -135,10 +135,10 @@ def error_of(result: SuiteResult, record: Record) -> UserError:
     if result.broken and result.passed and not bad:
         return ChainBroken(
             f"{result.passed} tests passed, but the tested files are not the files that were built",
-            expected="a board that runs the exported tree, in which all files are identical to the last build",
+            expected="a board that runs the exported tree, in which all files are identical to those of the last build",
             found="; ".join(result.broken),
             fix="run ./inv build-image and ./inv export-nfsroot, or run ./inv deploy; then restart the board and run "
-            f"the suite again; {result.report} lists every link",
+            f"the suite again; {result.report} lists every link from the commit to the board",
         )
     named = ", ".join(test.nodeid for test in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
     return DeviceTestsFailed(

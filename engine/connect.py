@@ -129,7 +129,7 @@ def unavailable(selection: Selection, fault: BaseException | None = None) -> Eng
             "access to the Docker engine's socket denied",
             expected=expected,
             found=f"{path} belongs to group {group}, of which you are not a member",
-            fix=f"sudo usermod -aG {group} $USER, then log in again",
+            fix=f"run sudo usermod -aG {group} $USER, then log in again",
         )
     if address != DEFAULT_HOST:
         return EngineUnavailable(

@@ -148,7 +148,7 @@ def _remove(box: Container) -> None:
     except docker.errors.NotFound:
         return
     except ENGINE_ERRORS as fault:  # only a warning, which does not mask the error that ended the block
-        progress.warn(f"the container {box.name} may not have been removed; the next task tries again: {fault}")
+        progress.warn(f"the container {box.name} may not have been removed; the next task tries to remove it: {fault}")
 
 
 def _end(box: Container, patience_s: float) -> None:
@@ -213,7 +213,7 @@ def run_in(
             box.start()
         except docker.errors.APIError as fault:
             raise CommandFailed(
-                f"the container from {image} does not start",
+                f"the container created from {image} does not start",
                 found=str(fault.explanation),
                 fix="run ./inv doctor",
             ) from fault

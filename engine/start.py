@@ -175,7 +175,7 @@ def socket_group() -> int:
         if docker_group in os.getgroups():
             return docker_group
     raise EngineUnavailable(
-        "dockerd is not started: every member of your group could become root through its socket",
+        "refusing to start dockerd: every member of your group could become root through its socket",
         expected="a primary group with your name and no other members, or membership in the group docker",
         found=f"the primary group {group_name(os.getegid())}, and no membership in the group docker",
         fix="sudo groupadd --force docker && sudo usermod -aG docker $USER, then log in again",

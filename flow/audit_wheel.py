@@ -128,14 +128,14 @@ class Audited:
             )
             raise WheelUnusable(
                 f"{self.wheel} does not run on {self.cpu.name}",
-                expected=f"a check of the CPU before every instruction that {self.cpu.name} does not support",
+                expected=f"a CPU feature check before every instruction that {self.cpu.name} does not support",
                 found="; ".join([*found, *(f"illegal instruction in: {step}" for step in illegal)]),
                 fix="use another version, or build the wheel from source for this CPU",
             )
         if self.verdict == INCOMPLETE:
             failed = [f"{item.step}: {item.result}" for item in self.probed.steps if item.result != "ok"]
             raise ChecksFailed(
-                f"{self.wheel} was not shown to run on {self.cpu.name}",
+                f"the probe did not confirm that {self.wheel} runs on {self.cpu.name}",
                 expected="every step of the probe to succeed",
                 found=self.probed.reason or "; ".join(failed) or "no result",
                 fix="correct the problem that the table above shows, and run the task again",
@@ -160,7 +160,7 @@ def _static_table(static: Static) -> Table:
 
 
 def _probe_table(probed: Probed, cpu: Cpu) -> Table:
-    table = Table(title=f"run on an emulated {cpu.name}", title_justify="left", width=80)
+    table = Table(title=f"probe of the wheel on an emulated {cpu.name}", title_justify="left", width=80)
     table.add_column("step", overflow="fold")
     table.add_column("result", overflow="fold")
     for item in probed.steps:
@@ -198,7 +198,7 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
             (site := scratch / "site").mkdir()
             for item in (wheel, *needed):
                 wheels.unpack(item, site, suite)
-            with progress.step(f"run on an emulated {cpu}"):
+            with progress.step(f"run the wheel on an emulated {cpu}"):
                 probed = _probe(config, cpu_gate.probe_of(wheel), site, wanted_cpu, log)
         return Audited(wheel.name, files.sha256_of(wheel), wanted_cpu, static, probed, _readable(static, disassembler))
 

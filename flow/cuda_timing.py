@@ -49,7 +49,7 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
     output = done.output.strip()
     if done.returncode == NO_GPU:
         raise UserError(
-            "there is no CUDA GPU to time",
+            "there is no CUDA GPU to time the operation on",
             expected="a GPU, its driver, and torch built for CUDA",
             found=f"{python} finds no GPU",
             fix="run the task on a machine with a CUDA GPU, or set cuda.python to a Python interpreter whose torch is "

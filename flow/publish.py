@@ -174,7 +174,7 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
             f"{path.name} has no signature or provenance to verify",
             expected=f"a signature ({envelope_of(path).name}), a wheel with its .provenance.json, or a bill of "
             "materials (.spdx.json, .cdx.json)",
-            found="no statement next to the file",
+            found="no signature or wheel provenance next to the file",
             fix="pass another file, or an image: HOST[:PORT]/REPOSITORY:TAG",
         )
     return Checked(str(path), tuple(lines))
@@ -218,7 +218,7 @@ def _checked_products(path: Path, signed: Mapping[str, Any]) -> list[str]:
         sha256 = files.sha256_of(other)
         if sha256 != product["digest"]["sha256"]:
             raise SignatureRefused(
-                f"{other.name} is not the one in the provenance of {path.name}",
+                f"{other.name} does not match the provenance of {path.name}",
                 expected=f"SHA-256 {product['digest']['sha256']}",
                 found=f"SHA-256 {sha256}",
                 fix="do not use these files; get them again from their source",

@@ -78,7 +78,7 @@ def artefact_key(config: Config, name: str, key: str) -> str:
             return artefacts.key_of(key, made.artefact(".tar").sha256)
         return provenance.artefact_key(key, _versions(config, made))
     except UserError as fault:
-        progress.warn(f"{fault.summary}: {name} is requested by its recipe key only")
+        progress.warn(f"{fault.summary}: only the recipe key is used to look up {name}")
     return ""
 
 

@@ -116,7 +116,7 @@ def _restore_in_cache(config: Config, made: Manifest) -> None:
     except ArtefactDamaged as fault:
         progress.warn(f"{fault.summary}; replacing the cached copy")
     artefacts.put(config, "torch", artefact_key, [item.path for item in made.artefacts], recipe=key)
-    progress.say(f"    {wheel.name}: put into the artefact cache again, without building it")
+    progress.say(f"    {wheel.name}: put into the artefact cache again, without a rebuild")
 
 
 def ready_builder(context: Context) -> building.Builder:

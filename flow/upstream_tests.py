@@ -88,7 +88,7 @@ class Part:
                 f"{text!r} is not the name of a test file or a part",
                 expected="a name such as test_nn.py, or a part such as 'test_nn.py 2/4'",
                 found=repr(text),
-                fix="put the name of a part in quotation marks; number the parts from 1",
+                fix="put FILE PART/PARTS in quotation marks; PART must be a number from 1 to PARTS",
             )
         return cls(found["file"], part, parts)
 
@@ -235,7 +235,7 @@ def run_tests(
         to_run = [item for item in wanted if names or not report.is_final(item, reasons)]
         if len(to_run) < len(wanted):
             skipped = f"{len(wanted) - len(to_run)} of {len(wanted)} files skipped"
-            progress.say(f"{skipped}: passed earlier with the same torch; to run them again, delete {report.path}")
+            progress.say(f"{skipped}: they passed earlier with the same torch; to run them again, delete {report.path}")
         if to_run:
             with files.scratch_folder(context.root, "upstream") as scratch:
                 packages = fetch_packages(data["packages"], scratch / "packages", context.log("upstream"))

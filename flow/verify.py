@@ -72,7 +72,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
     listed = builder.home / "pytorch" / "build" / "compile_commands.json"
     if not listed.is_file():
         raise ArtefactMissing(
-            "there is no build tree of torch to choose objects from",
+            "there is no build tree of torch from which to select object files",
             expected=f"{listed.name} in {listed.parent}",
             found="no such file",
             fix="run ./inv build-torch --again to make a build tree (a cached wheel has none), or use --full",
@@ -81,7 +81,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
     commands = [item for item in json.loads(listed.read_text()) if "/cmake_pch." not in item["file"]]
     if not commands or sample < 1:
         raise ArtefactMissing(
-            "there is nothing to compare", expected="at least one object", found=f"{sample} requested"
+            "there are no object files to compare", expected="at least one object", found=f"{sample} requested"
         )
     # S311: the choice must be repeatable, not unpredictable.
     chosen = random.Random(seed).sample(commands, min(sample, len(commands)))  # noqa: S311
@@ -130,7 +130,7 @@ def _require_made(tree: Path, objects: Sequence[str]) -> None:
 
 def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Verified:
     began = time.monotonic()
-    progress.say(f"    the new wheel is compared with {wheel.name}, {where}")
+    progress.say(f"    building the wheel again, to compare it with {wheel.name} ({where})")
     again = builder.elsewhere("again")
     again.discard()
     out = root / "torch-again"
@@ -138,7 +138,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
     first, second = files.sha256_of(wheel), files.sha256_of(built.wheel)
     if first != second:
         raise ChecksFailed(
-            "torch's wheel differs when it is built again",
+            "building torch's wheel again produced a different file",
             expected=f"SHA-256 {first}",
             found=f"SHA-256 {second}",
             fix=f"compare {wheel} with {built.wheel}, for example with diffoscope",

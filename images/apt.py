@@ -410,9 +410,9 @@ def _with_origin(source: Source, scratch: Path) -> Source:
     if not (origin := _release_fields(scratch).get("Origin", "")):
         raise MirrorPocketUnusable(
             f"packages from {source.uri} cannot be distinguished from those of other archives",
-            expected=f"an index of {source.pocket.suite} that names its origin, as the archive's own index does",
-            found="an index without an origin",
-            fix=f"replace {source.uri} by the archive itself or by a mirror that is an exact copy of it",
+            expected=f"an index of {source.pocket.suite} with an Origin field, as in the archive's own index",
+            found="an index without an Origin field",
+            fix=f"replace {source.uri} with the archive itself or with a mirror that is an exact copy of it",
         )
     return dataclasses.replace(source, origin=origin)
 

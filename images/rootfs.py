@@ -174,7 +174,7 @@ def _fetch(
             spec,
             fault,
             log,
-            summary=f"fetching the packages of the {spec.role} root failed",
+            summary=f"fetching the packages of the {spec.role} root filesystem failed",
             expected="apt-get to exit with status 0",
         ) from fault
 
@@ -391,7 +391,7 @@ def _mmdebstrap(
                 if not memory_mib or not files.full_disk(log.read_text(errors="replace"), "", scratch):
                     raise
                 progress.warn(
-                    f"the {spec.role} root does not fit into {memory_mib} MiB of memory: building it on the disk"
+                    f"the {spec.role} root filesystem does not fit into {memory_mib} MiB of memory: building on disk"
                 )
                 log.write_text("")
                 build(0)
@@ -415,7 +415,7 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
     found = complaints[0][3:] if complaints else fault.found
     if apt.UNREACHABLE.search(text):
         return NetworkUnreachable(
-            f"the packages of the {spec.role} root cannot be downloaded",
+            f"the packages for the {spec.role} root filesystem cannot be downloaded",
             expected="all packages in the verified lists to be on the mirror",
             found=found,
             fix="check the network; if the mirror has changed since its lists were verified, run ./inv build-image "
@@ -423,7 +423,7 @@ def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str,
         )
     if missing := apt.UNKNOWN.search(text):
         return CommandFailed(
-            f"the mirror does not have a package of the {spec.role} root",
+            f"the mirror lacks a package that the {spec.role} root filesystem requires",
             expected=f"package {missing[1] or missing[2]} in {spec.suite} for {spec.architectures[0]}",
             found="no such package in the verified lists",
             fix="correct image.extra_packages, image.ml_packages or image.suite in invoke.yaml",

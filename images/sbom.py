@@ -252,7 +252,7 @@ def require_valid(path: Path) -> None:
     if faults := check(path):
         raise ArtefactDamaged(
             f"{path.name} is not a valid bill of materials",
-            expected="a document that the library for its format accepts",
+            expected="a document that the SPDX or CycloneDX library accepts as valid",
             found="; ".join(faults[:3]),
             fix="run the task that wrote this file again",
         )

@@ -225,7 +225,7 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
     if leases is None and not proxy:
         raise NetworkUnreachable(
             f"nfs.subnet ({subnet}) has no free address for a board",
-            expected="a subnet with an address other than this PC's",
+            expected="a subnet with at least one usable address in addition to this PC's",
             found=f"{subnet}, which contains no usable address except this PC's ({address})",
             fix="set nfs.subnet to a larger subnet",
         )

@@ -139,7 +139,7 @@ def _print_changes(out: Console, title: str, changes: tuple[Change, ...] | list[
         table.add_row(Text(item.name), Text(old), Text(new))
     out.print(table)
     if len(changes) > shown:
-        out.print(f"and {len(changes) - shown} more; --json lists all")
+        out.print(f"and {len(changes) - shown} more; use --json to list them all")
 
 
 def _cell(text: str, size: int | None) -> str:
@@ -256,7 +256,7 @@ def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
             f"{system.name} is not a root filesystem",
             expected=f"{_FORMS}; in a root filesystem, {_STATUS} lists the packages",
             found="no package",
-            fix="pass the root of a Debian system",
+            fix="pass the root filesystem of a Debian system",
         )
     return system
 

@@ -100,7 +100,7 @@ def export(
     final = Layout(absolute(destination or (tarball or config.nfsroot)))
     if not final.place.name:
         raise UserError(
-            "an export cannot replace the root of this machine",
+            "an export cannot replace the root folder of this machine",
             expected="a folder or a file below /",
             found=str(final.place),
             fix="choose another path with --folder or --tarball, or set nfs.folder in invoke.yaml",
@@ -319,7 +319,7 @@ def _writable(folder: Path) -> Iterator[None]:
             yield
     except OSError as fault:
         raise UserError(
-            f"nothing can be exported to {folder}",
+            f"cannot export to {folder}",
             expected="a writable folder",
             found=f"{fault.filename}: {fault.strerror}",
             fix="choose another path with --folder or --tarball, or set nfs.folder in invoke.yaml",
@@ -342,7 +342,7 @@ def _refuse_foreign(final: Layout) -> None:
     if final.place.is_symlink() or (final.place.exists() and not final.place.is_dir()):
         raise UserError(
             f"{final.place} is not a folder",
-            expected="an exported folder, or an unused path",
+            expected="a folder from an earlier export, or a path that does not exist yet",
             found="a link" if final.place.is_symlink() else "a file",
             fix="choose another folder",
         )
@@ -352,14 +352,14 @@ def _refuse_foreign(final: Layout) -> None:
         named = "which matches the marker by inode only and has no host key of the export"
         inode_alone = final.tree.is_dir() and is_named(final)
         raise UserError(
-            f"{final.place} was not created by an export and is not replaced",
+            f"{final.place} was not created by an export and will not be replaced",
             expected=f"an absent or empty folder, or the tree identified by {final.marker}",
             found=f"a folder with {len(entries)} entries, " + (named if inode_alone else "which no marker identifies"),
             fix="choose another folder, or empty this one",
         )
     if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
         raise UserError(
-            f"{final.folder} was not created by an export and is not replaced",
+            f"{final.folder} was not created by an export and will not be replaced",
             expected=f"an absent or empty folder, or one with the marker {MARKER}",
             found="a folder without that marker",
             fix="choose another destination, or empty that folder",
@@ -463,6 +463,6 @@ def print_result(result: ExportResult, config: Config) -> None:
     progress.summary(f"exported {facts['image']}", rows, warnings=result.manifest.warnings)
     if result.layout is not None and result.layout.place != config.nfsroot:
         progress.say(
-            "serve-nfsroot, test-on-pi and deploy use the tree in nfs.folder; to use this tree, set a variable:"
+            "serve-nfsroot, test-on-pi and deploy use the tree in nfs.folder; to use this tree, set INVOKE_NFS_FOLDER:"
         )
         progress.say(f"    INVOKE_NFS_FOLDER={shlex.quote(str(result.layout.place))} ./inv serve-nfsroot")

@@ -211,7 +211,7 @@ def require_export(layout: Layout) -> Manifest:
         bare = _is_bare(layout)
         raise ArtefactMissing(
             f"{layout.tree} is not the exported tree",
-            expected=f"the folder named in {layout.marker}",
+            expected=f"the folder that {layout.marker} identifies",
             found=f"a tree at {layout.place}, which all users can enter"
             if bare
             else "another folder"
@@ -248,7 +248,7 @@ def move_in(layout: Layout) -> None:
         layout.place.rename(layout.moving / layout.tree.name)
         layout.moving.rename(layout.place)
     progress.warn(
-        f"the exported tree is now {layout.tree}, in a folder that only root can enter: "
+        f"the exported tree was moved to {layout.tree}, in a folder that only root can enter: "
         "run ./inv export-nfsroot and update the kernel command line of boards that use the old path"
     )
 

@@ -73,7 +73,7 @@ def netboot(
         _require_overlay(layout)
     parts = _parts(layout, fetch_firmware)
     for item in parts.missing():
-        progress.warn(f"the tree lacks files that boards without a card need: {item}")
+        progress.warn(f"the tree lacks files that boards without an SD card need: {item}")
     stop = stop or threading.Event()
 
     def event(board: Board) -> None:
@@ -147,7 +147,7 @@ def _require_overlay(layout: Layout) -> None:
         raise ArtefactMissing(
             "the exported tree does not support nfs.overlay",
             expected="an initramfs whose script nfs4 creates the overlay",
-            found="an image from an earlier version, or one that is not bootable",
+            found="an image from an earlier version of pitorch, or one that is not bootable",
             fix="run ./inv build-image (image.profile: bootable) and ./inv export-nfsroot, or set nfs.overlay: false",
         )
 

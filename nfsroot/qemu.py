@@ -93,7 +93,7 @@ def cpu_of(architecture: str, wanted: str) -> str:
     cpus = _EMULATIONS[architecture].cpus
     if wanted and wanted not in cpus:
         raise UserError(
-            f"the virtual machine cannot run {architecture} on a {wanted}",
+            f"the virtual machine does not support the CPU {wanted} for {architecture}",
             expected=f"one of {', '.join(cpus)}",
             found=wanted,
             fix="set device.cpu (--cpu) to one of these CPUs, or change image.architecture (--architecture)",
@@ -127,7 +127,7 @@ def boot_files(tree: Path, architecture: str) -> BootFiles:
     ]
     if others and not usable:
         raise PlatformMismatch(
-            f"{tree} cannot be booted as {architecture}",
+            f"{tree} cannot be booted as an {architecture} system",
             expected=f"boot/vmlinuz-…-{flavour} and its initrd.img",
             found=f"a kernel for {others[0]} ({', '.join(whole)})",
             fix=f"use --architecture={others[0]}, or export the image for {architecture} again",

@@ -299,7 +299,7 @@ def serve(
     ):
         if (first := unprivileged_port_start()) < _RESERVED:
             progress.warn(
-                f"every user of this PC may use ports from {first} on, so the server cannot distinguish users from "
+                f"any user of this PC can bind ports from {first} up, so the server cannot distinguish users from "
                 f"root: run sysctl net.ipv4.ip_unprivileged_port_start={_RESERVED}"
             )
         for line in _what_to_type(server, str(subnet), config.image.architecture):
@@ -349,7 +349,7 @@ def _await_ready(server: NfsServer, child: subprocess.Popen[bytes]) -> None:
                 server,
                 f"the NFS server does not export {waiting[0]}",
                 complaint,
-                fix="set nfs.folder to a folder on a file system with file handles (ext4, xfs, btrfs or tmpfs)",
+                fix="set nfs.folder to a folder whose file system supports file handles (ext4, xfs, btrfs or tmpfs)",
             )
         time.sleep(0.1)
 

@@ -236,11 +236,11 @@ def find_uplink(subnet: ipaddress.IPv4Network) -> str:
     gateway = best.get("gateway")
     if gateway is not None and ipaddress.IPv4Address(gateway) in subnet:
         raise UserError(
-            "the board's subnet contains this PC's gateway, so there is nothing to translate",
-            expected=f"a default route outside {subnet}",
+            "the board's subnet contains this PC's gateway, so no address translation (NAT) is needed",
+            expected=f"a default route through a gateway outside {subnet}",
             found=f"a default route through {gateway} on {best['dev']}",
-            fix="set nfs.subnet to the subnet between the PC and the boards; boards in this PC's own network need no "
-            "sharing",
+            fix="set nfs.subnet to the subnet between the PC and the boards; boards in this PC's own network do not "
+            "need this PC to share its internet connection",
         )
     return str(best["dev"])
 

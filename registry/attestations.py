@@ -155,7 +155,7 @@ def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verifi
         found[kind] = stated["predicate"] if isinstance(stated.get("predicate"), dict) else {}
     if missing := [kind for kind in (PROVENANCE, SPDX, CYCLONEDX) if kind not in found]:
         raise SignatureRefused(
-            f"statements about {reference} are missing",
+            f"signed statements about {reference} are missing from the registry",
             expected=f"statements of these types: {', '.join(missing)}",
             found=", ".join(found) or "none",
             fix=_AGAIN,
@@ -178,7 +178,7 @@ def _require_same_documents(found: Mapping[str, Mapping[str, Any]], name: str) -
         sha256 = hashlib.sha256(document_text(found[kind]).encode()).hexdigest()
         if listed.get(file) != sha256:
             raise SignatureRefused(
-                f"the bill of materials of {name} is not the one in its provenance",
+                f"the bill of materials of {name} does not match the provenance",
                 expected=f"{file} with SHA-256 {listed.get(file) or 'as listed in the provenance'}",
                 found=f"SHA-256 {sha256}",
                 fix=_AGAIN,

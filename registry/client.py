@@ -258,7 +258,7 @@ def _pull(
     if found is None or found["Id"] != image["Id"]:
         raise RegistryFailed(
             f"{reference} could not be tagged with its local name",
-            expected=f"the image {image['Id']} under the name {name}",
+            expected=f"the image {image['Id']}, tagged as {name}",
             found=str(found and found["Id"]),
             fix="run the task again",
         )
@@ -413,7 +413,7 @@ def _compare(reference: Reference, stated: str, digest: str, held: RemoteImage, 
         )
     if image["Id"] not in (held.config.digest, digest):
         raise RegistryFailed(
-            f"{reference} in the registry is not the image in the engine",
+            f"{reference} in the registry differs from the image in the engine",
             expected=f"the image {image['Id']}",
             found=held.config.digest,
             fix="run the task again",

@@ -143,7 +143,7 @@ def full(reference: Reference, found: str) -> RegistryFull:
 def stalled(host: str, found: str = "") -> RegistryFailed:
     """Return the error for a transfer that has stopped making progress."""
     return RegistryFailed(
-        f"the transfer with {host} stalled",
+        f"the transfer to or from {host} stalled",
         expected=f"progress within {STALL_S:.0f} s",
         found=found or "none",
         fix="check the network and the registry's log, then run the task again; complete layers are not sent again",
@@ -166,7 +166,7 @@ def unknown_host(host: str) -> RegistryHostUnknown:
         f"unknown host {host.rpartition(':')[0] or host}",
         expected="a name that resolves",
         found="the name servers cannot resolve this name",
-        fix="check the spelling of --registry (or registry.address in invoke.yaml), then the name servers",
+        fix="check the spelling of --registry (or registry.address in invoke.yaml), then this PC's DNS settings",
     )
 
 
@@ -197,7 +197,7 @@ def proxy_failed(
     """Return the error for a registry that cannot be reached through the proxy."""
     return kind(
         f"{host} cannot be reached through the proxy",
-        expected="a responding HTTP proxy, whose address has the form http://HOST:PORT",
+        expected="an HTTP proxy that responds, with an address of the form http://HOST:PORT",
         found=found,
         fix=f"{fix}, or add {bare_host(host)} to no_proxy",
     )

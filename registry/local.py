@@ -286,7 +286,7 @@ def _end(settings: Settings) -> bool:
                 "the local registry did not stop",
                 expected="the process to exit after SIGTERM or SIGKILL",
                 found=f"pid {registry.pid} is still running",
-                fix="check dmesg: the process may be waiting for a disk",
+                fix="check the output of dmesg: the process may be blocked on disk I/O",
             )
         with contextlib.suppress(ChildProcessError):
             os.waitpid(running.pid, os.WNOHANG)

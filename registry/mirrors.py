@@ -178,8 +178,8 @@ def _reload(state: Mirrors, daemon: Daemon | None) -> Mirrors:
         time.sleep(0.1)
     log = daemon.log if daemon is not None and argv[-2:-1] == ["-HUP"] else "journalctl -u docker.service"
     raise UserError(
-        "the engine does not use the mirrors",
-        expected=f"the mirrors {', '.join(state.configured) or 'none'} after {process.pasteable(argv)}",
+        "the engine has not applied the configured list of mirrors",
+        expected=f"the mirrors {', '.join(state.configured) or 'none'} to be in use after {process.pasteable(argv)}",
         found="no response" if state.active is None else f"it uses {', '.join(state.active) or 'none'}",
         fix=f"read the engine's log ({log}), check that the engine reads {state.file} (--config-file), and restart it "
         "if necessary",

@@ -277,7 +277,7 @@ class Store:
     def _unsupported(self, found: str) -> RegistryFailed:
         return RegistryFailed(
             f"{self._reference} is not a supported artefact",
-            expected="an OCI manifest whose layers are files with plain names",
+            expected="an OCI manifest whose layers are files with plain names (no folders)",
             found=one_line(found),
             fix="check --registry and registry.artefacts",
         )

@@ -119,7 +119,7 @@ def _check_host(host: str, registry: str) -> None:
     except ValueError as fault:
         if "Docker Hub" in str(fault):
             raise UserError(
-                f"{host!r} would be a name on Docker Hub, not a host",
+                f"{host!r} would be interpreted as a name on Docker Hub, not as a host",
                 expected="a host with a dot or a port: HOST[:PORT]/NAMESPACE",
                 found=registry,
                 fix=f"pass --registry {host}:443/…, or docker.io/{registry} for Docker Hub",

@@ -164,5 +164,5 @@ def wrong_key(what: str, key: PublicKey) -> SignatureRefused:
         f"{what} was not signed with this key, or was changed afterwards",
         expected=f"a signature that is valid for the key in {key.path}",
         found="a signature that does not verify with this key",
-        fix="pass the signer's public key with --key; if this key is correct, do not use the image",
+        fix="pass the signer's public key with --key; if this is the signer's key, do not use the image",
     )

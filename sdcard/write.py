@@ -78,7 +78,7 @@ def _require_card(device: Path, size: int, *, removable: bool) -> None:
     mounted = [point for item in _with_children(listed) for point in item["mountpoints"] if point]
     if mounted:
         raise InUse(
-            f"{device} is in use and is not overwritten",
+            f"{device} is in use and will not be overwritten",
             expected="no mounted partition or swap space on the device",
             found=", ".join(mounted),
             fix=f"if this is the right device, run umount {mounted[0]}",

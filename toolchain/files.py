@@ -241,14 +241,14 @@ def require_owned(folder: Path) -> None:
             f"{folder} would be replaced, but pitorch did not create it",
             expected="a path that does not exist, or a folder that pitorch created",
             found="a file",
-            fix="name another folder, or move the file away yourself",
+            fix="choose another folder, or move the file away yourself",
         )
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
         raise UserError(
             f"{folder} would be replaced, but pitorch did not create it",
             expected=f"a folder that does not exist, is empty, or contains pitorch's marker {MARKER}",
             found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",
-            fix="name another folder, or empty this one yourself",
+            fix="choose another folder, or empty this one yourself",
         )
 
 

@@ -45,7 +45,7 @@ def clear(found: Iterable[Path], base: Path) -> None:
         names = [str(path.relative_to(files.absolute(base))) for path in removed]
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
         listed = ", ".join(names[:_LISTED]) + more
-        progress.say(f"    removed files of killed tasks: {listed} ({progress.human_size(size)})")
+        progress.say(f"    removed files that killed tasks left behind: {listed} ({progress.human_size(size)})")
 
 
 def _removable(path: Path, stack: contextlib.ExitStack) -> bool:

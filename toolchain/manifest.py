@@ -127,7 +127,7 @@ def require(path: Path, task: str) -> Manifest:
     manifest = Manifest.read(path)
     if manifest is None:
         raise ArtefactMissing(
-            f"the product of `./inv {task}` is required",
+            f"the output of `./inv {task}` is required but was not found",
             expected=f"the product's manifest at {path}",
             found="no readable manifest",
             fix=f"run ./inv {task}",

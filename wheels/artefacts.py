@@ -211,7 +211,11 @@ def _intact(place: Path, name: str, key: str) -> Entry:
         )
     strays = [item.path for item in manifest.artefacts if item.path.parent != place]
     if strays:
-        raise ArtefactDamaged(f"{place} lists files in other folders", expected=str(place), found=str(strays[0].parent))
+        raise ArtefactDamaged(
+            f"the manifest in {place} lists files in other folders",
+            expected=str(place),
+            found=str(strays[0].parent),
+        )
     try:
         for item in manifest.artefacts:
             item.verify()
@@ -368,7 +372,7 @@ def _require_ours(reference: Reference, held: oras.Artefact, name: str, key: str
     stated = (held.kind, held.annotations.get(_NAME_ANNOTATION), stated_key)
     if stated != (KIND, name, key) or MANIFEST in [item.name for item in held.files]:
         raise RegistryFailed(
-            f"{reference} is not the artefact that its tag names",
+            f"the artefact in {reference} does not match its tag",
             expected=f"type {KIND}, name {name}, key {key}",
             found=", ".join(str(item or "none") for item in stated),
             fix="check --registry and registry.artefacts; if both are correct, delete the tag from the registry",

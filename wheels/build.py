@@ -142,7 +142,7 @@ def build(
                     limit_s=_LIMIT_S,
                     log=log,
                     on_line=on_line,
-                    fix=f"find the cause in the build's output; its end is below, and all of it is in {log}",
+                    fix=f"find the cause in the build's output: its last lines are below, the full output is in {log}",
                 )
             except CommandFailed as fault:
                 output = log.read_text(errors="replace")
@@ -170,7 +170,7 @@ def audit(wheel: Path, config: Config) -> int:
     tags = parse_wheel_filename(wheel.name)[3]
     if not tags & wheels.tags_for(image.target, suite):
         raise PlatformMismatch(
-            f"{wheel.name} does not fit the image",
+            f"{wheel.name} is not compatible with the image",
             expected=f"a tag such as {suite.python_tag}-{suite.python_tag}-{image.target.wheel_platform}",
             found=", ".join(sorted(str(tag) for tag in tags)),
             fix="check how the project's build sets the platform tag",

@@ -35,7 +35,7 @@ def of_this_pc() -> Mounts:
     if absent := [str(folder) for folder in folders.values() if not folder.is_dir()]:
         raise UserError(
             "Cargo's configuration names a folder of crates that does not exist",
-            expected=f"every source folder listed in {path}",
+            expected=f"every source folder listed in {path} to exist",
             found=f"no folder {', '.join(absent)}",
             fix=f"correct {path}, or create the folder",
         )

@@ -124,7 +124,7 @@ def _modules(wheel: Path) -> list[str]:
     if names := sorted(name for name in found if name.isidentifier()):
         return names
     raise WheelUnusable(
-        f"{wheel.name} has nothing to import",
+        f"{wheel.name} contains no importable module",
         expected="a top-level package or module in the wheel",
         found="none",
         fix="add a table for the wheel to [probes] in wheels/cpu_gate.toml",

@@ -107,8 +107,8 @@ def _explained(
         return _with_advice(fault, text, config, sources)
     if output.unreachable:
         return NetworkUnreachable(
-            f"pip cannot reach its index to build {wanted}",
-            expected="a response to the container from the package index in pip's configuration (pip config list)",
+            f"pip cannot reach the package index that it needs to build {wanted}",
+            expected="the container to reach the package index in pip's configuration (pip config list)",
             found=shortened(output.unreachable),
             fix="check the network, https_proxy and pip.conf, then run the task again",
         )
@@ -207,18 +207,18 @@ def explain_apt(fault: CommandFailed, text: str, config: Config) -> Exception:
             f"{config.image.suite} has no package {unknown[1] or unknown[2]}",
             expected="a package in the lists that the image was built from",
             found=found,
-            fix="check the spelling of the name after --package",
+            fix="check the spelling of the name given with --package",
         )
     if apt.UNREACHABLE.search(text):
         return NetworkUnreachable(
-            "the mirror does not provide the packages after --package",
+            "the mirror does not provide the packages given with --package",
             expected="a mirror with every package in the verified lists",
             found=found,
             fix="check the network; if the mirror has been updated since the image was built, run ./inv build-image "
             "--update",
         )
     return CommandFailed(
-        "the packages after --package cannot be installed",
+        "the packages given with --package cannot be installed",
         returncode=fault.returncode,
         expected="apt-get install to exit with status 0",
         found=found,

@@ -52,7 +52,7 @@ class Wanted:
         except RuntimeError as fault:
             raise SourceUnavailable(
                 f"there is no project at {text}",
-                expected="the name of a user on this PC after ~",
+                expected="~USER, where USER is the name of a user on this PC",
                 found="no such user, or a user without a home folder",
                 fix="check the path, or pass NAME==VERSION for a package in the index",
             ) from fault
@@ -131,7 +131,7 @@ class Options:
         """
         if wrong := [name for name in packages if not _PACKAGE.fullmatch(name)]:
             raise SourceUnavailable(
-                "--package does not name a package of the distribution",
+                "a name given with --package is not a valid Debian package name",
                 expected="names of Debian packages: lower-case letters, digits, '+', '-' and '.'",
                 found=", ".join(map(repr, wrong)),
                 fix="correct the name; for example: --package=libxml2-dev",
@@ -157,7 +157,7 @@ def _variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not _VARIABLE.fullmatch(name):
         raise SourceUnavailable(
-            f"--env={name} is not the name of a variable",
+            f"--env={name} does not contain a valid variable name",
             expected="NAME of a variable that is set in this shell, or NAME=VALUE",
             found=repr(name),
             fix="correct the name; for example: --env=CFLAGS=-O3",

@@ -73,7 +73,7 @@ def measure(workspace: Workspace) -> Result:
     if against and not against.is_file():
         raise ArtefactMissing(
             "the wheel to compare with is missing",
-            expected="--against with the path of a torch wheel",
+            expected="--against set to the path of a torch wheel",
             found=f"no file {against}",
             fix="pass the path of an existing wheel to --against",
         )
@@ -105,7 +105,7 @@ def site_of(context: Context, made: Mapping[str, Manifest]) -> Path:
     """Return the folder that contains torch. Raises ArtefactMissing."""
     if not made["torch"].facts["wheel"]:
         raise ArtefactMissing(
-            "there is no torch wheel to run",
+            "there is no torch wheel to benchmark",
             expected="a wheel in a wheelhouse, the artefact cache or this repository",
             found="none",
             fix="run ./inv build-torch",
@@ -185,7 +185,7 @@ def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
     }
     return Result(
         name="cpu",
-        title="torch on the CPU: import and goals",
+        title="torch on the CPU: import cost and performance goals",
         rule=RULE,
         figures=figures(rows, before),
         tables=tables(rows, before, names),

@@ -105,7 +105,7 @@ def read(path: Path) -> dict[int, Region]:
     lines = path.read_text().splitlines() if path.is_file() else []
     if not lines or lines[-1] != "end":
         raise CommandFailed(
-            "the program exited before its list of blocks was complete",
+            "the program exited before it had written its complete list of translation blocks",
             expected=f"a complete list of blocks in {path}",
             found=f"{len(lines)} lines, the last of which is not 'end'",
             fix="read the program's output in benchmarks/logs in the build folder",

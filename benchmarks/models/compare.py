@@ -112,7 +112,7 @@ def result(made: Mapping[str, Mapping[str, Cell]], torch: str, target: str) -> R
     facts = {name: {how: vars(cell) for how, cell in row.items()} for name, row in made.items()}
     return Result(
         name="models",
-        title="Models with TVM and in eager PyTorch",
+        title="Models run with both TVM and eager PyTorch",
         rule=RULE,
         figures=tuple(figures),
         tables=table(made, torch, target),

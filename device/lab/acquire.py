@@ -95,7 +95,7 @@ def _allocation(coordinator: Coordinator, filters: Mapping[str, str], token: str
                     fix="wait and try again, ask the holder to release the board, or increase lab.queue_limit_s",
                 )
             if text != shown:
-                progress.say(f"    waiting for up to {limit_s:g} s: {text}")
+                progress.say(f"    waiting up to {limit_s:g} s for a free board: {text}")
                 shown = text
             interrupted.wait(_POLL_S)
     return name

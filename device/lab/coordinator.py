@@ -95,7 +95,7 @@ class Coordinator:
         if old and (others := [pattern for pattern in old.matches if pattern.partition("/")[0] != exporter]):
             raise UserError(
                 f"the place {name} belongs to another PC",
-                expected=f"a name that only this PC uses on the coordinator {self.address}",
+                expected=f"a place name that no other PC uses on the coordinator at {self.address}",
                 found=f"a place with the resources {', '.join(others)}",
                 fix="choose another name for the row in lab.boards; if the other PC was renamed or no longer exists, "
                 f"run .venv/bin/labgrid-client -x {self.address} -p {name} delete",

@@ -11,7 +11,7 @@ def lines(config: Config, name: str) -> list[str]:
     """The events that this PC has recorded for a board, sorted by time. Raises UserError if no events are recorded."""
     if not lab_boards.NAME.fullmatch(name):
         raise UserError(
-            "lab log needs the name of a board",
+            "./inv lab log requires the name of a board",
             expected="a name that ./inv lab status lists",
             found=repr(name),
             fix="run ./inv lab log NAME, where NAME is the name of a board",
@@ -25,7 +25,7 @@ def lines(config: Config, name: str) -> list[str]:
         boards = ", ".join(lab_boards.parse(row).name for row in config.lab.boards)
         raise UserError(
             f"no events for the board {name} are recorded on this PC",
-            expected=f"the file {recorded[0]}, or the file lab/{name}/events.jsonl in the folder of a target",
+            expected=f"the file {recorded[0]}, or the file lab/{name}/events.jsonl in a target's build folder",
             found=f"no recorded events; boards in lab.boards: {boards or 'none'}",
             fix=f"to record the power, console and login events, run ./inv test-on-pi --place={name}; to record the "
             "DHCP, TFTP and NFS activity of the boards in lab.boards, run ./inv netboot",

@@ -154,7 +154,7 @@ def _all_acquired(lab: Lab, names: Sequence[str]) -> Iterator[dict[str, Place]]:
         try:
             return stacks[name].enter_context(_acquired(lab, {"name": name}, limit_s=_FREE_LIMIT_S))
         except UserError as fault:
-            progress.warn(f"{name} is left out: {fault}")
+            progress.warn(f"skipping {name}: {fault}")
             return None
 
     try:
@@ -196,7 +196,7 @@ def _in_turns(
         if not again:
             return done
         turn += 1
-        progress.say(f"    tests without a result are run on {', '.join(boards)}")
+        progress.say(f"    running the remaining tests on {', '.join(boards)}")
 
 
 def _usable(lab: Lab, tags: Mapping[str, str]) -> list[Place]:
@@ -205,7 +205,7 @@ def _usable(lab: Lab, tags: Mapping[str, str]) -> list[Place]:
     found = []
     for place in sorted(places, key=lambda place: place.name):
         if _runs_elsewhere(lab, place):
-            progress.warn(f"{place.name} is left out: it is a virtual machine on another PC")
+            progress.warn(f"skipping {place.name}: it is a virtual machine on another PC")
         elif place.tags.get(_QUARANTINE) == "yes":
             progress.warn(f"{place.name} is in quarantine; to try it again, run ./inv test-on-pi --place={place.name}")
         else:
@@ -410,7 +410,7 @@ def host_of(config: Config, name: str) -> Iterator[str]:
             return
         raise UserError(
             f"{name} has no address",
-            expected="a board with the resource NetworkService",
+            expected="a board with a NetworkService resource",
             found=", ".join(key for item in offered for key in item),
             fix="choose a real board: a virtual machine runs only during ./inv test-on-pi",
         )

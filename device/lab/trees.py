@@ -50,7 +50,7 @@ class Trees:
         if isinstance(done, Exception):
             raise done
         if done is None:
-            progress.say(f"    nothing is deployed to {tree}: its image was not built on this PC")
+            progress.say(f"    skipping the deployment to {tree}: its image was not built on this PC")
         else:
             progress.say(f"    deployed to {tree}: {done.text}")
         return done

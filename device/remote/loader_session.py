@@ -460,7 +460,7 @@ def _access(config: Config, address: Address) -> access.SshAccess:
     layout = Layout.of(config)
     if not layout.client_key.is_file():
         raise ArtefactMissing(
-            f"there is no key for {address}",
+            f"there is no SSH key for {address}",
             expected=f"the exported tree's key, {layout.client_key}",
             found="no such file",
             fix="run ./inv export-nfsroot, or use ssh://HOST for a board with its own system",

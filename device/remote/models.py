@@ -209,7 +209,7 @@ def profile(
             f"models cannot run on {wanted.title}",
             expected="--target local, aarch64 or armv7: models run on CPUs only",
             found=f"--target {target}",
-            fix="choose one of these targets; with --target opencl or qpu, run a kernel (--kernel; see docs/remote.md)",
+            fix="choose a CPU target; to use opencl or qpu, run a kernel instead (--kernel; see docs/remote.md)",
         )
     address = profiling.device_of(config, wanted, device)
     if address.kind == "local" and wanted.name != "local":
@@ -219,7 +219,7 @@ def profile(
     if export is not None and export.exists():
         raise UserError(
             f"{export} already exists",
-            expected="--export with a folder that does not exist yet",
+            expected="--export set to a folder that does not exist yet",
             found="a folder" if export.is_dir() else "a file",
             fix="delete the folder, or choose another one",
         )

@@ -98,7 +98,7 @@ def _server() -> Iterator[list[str]]:
                 while not _accepts(path):
                     if server.poll() is not None or time.monotonic() >= deadline:
                         log.seek(0)
-                        raise CommandFailed("adb's server does not start", tail=log.read().decode(errors="replace"))
+                        raise CommandFailed("the adb server did not start", tail=log.read().decode(errors="replace"))
                     time.sleep(0.05)
                 yield words
             finally:

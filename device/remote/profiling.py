@@ -222,7 +222,7 @@ def wrong_device(target: Target, address: Address) -> UserError:
 
 def _nothing_to_keep(path: Path) -> UserError:
     return UserError(
-        "an OpenCL kernel has no library",
+        "an OpenCL kernel has no compiled library to keep",
         expected="--target opencl without --keep",
         found="--keep",
         fix=f"omit --keep: programs on the board compile {path.with_suffix('.cl').name} with clBuildProgram",
@@ -484,14 +484,14 @@ def _error_of_worker(
             return faults.error_of("busy", _queue(where, run.facts), where=where, limit_s=remote.queue_limit_s)
         if run.stage in ("connect", "reach"):
             return faults.error_of("silent", f"no response within {run.limit_s:g} s", **words)
-        return faults.error_of("lost", f"no response for {run.limit_s:g} s at the stage {run.stage!r}", **words)
+        return faults.error_of("lost", f"no response for {run.limit_s:g} s during the stage {run.stage!r}", **words)
     if done.returncode < 0 and run.stage in ("run", "time", "load"):
         return faults.error_of("crashed", process.explain_exit(done.returncode), **words)
     return CommandFailed(
         "the TVM worker failed",
         returncode=done.returncode,
-        expected="exit status 0, or a fault that the worker reports",
-        found=f"{process.explain_exit(done.returncode)}, at the stage {run.stage!r}",
+        expected="exit status 0, or an error reported by the worker",
+        found=f"{process.explain_exit(done.returncode)}, during the stage {run.stage!r}",
         tail="\n".join(line for line in done.output.splitlines()[-15:] if reporting.MARK not in line),
     )
 
@@ -517,8 +517,8 @@ def mismatch(compiled: str, name: str, where: str, facts: Mapping[str, Any]) -> 
     relative, absolute = facts["tolerance"]
     fix = "compare parts of the model to find the operator; docs/remote.md explains the tolerance"
     return ResultMismatch(
-        f"{result} of {name} on {where} differs from its reference: first at index [{index}]",
-        expected=f"{facts['expected']!r}, within {relative:g} relative or {absolute:g} absolute",
+        f"{result} of {name} on {where} differs from the expected result, first at index [{index}]",
+        expected=f"{facts['expected']!r}, with a tolerance of {relative:g} (relative) or {absolute:g} (absolute)",
         found=f"{facts['value']!r}; {facts['count']} of {facts['total']} elements differ",
         fix=fix if compiled == "model" else "correct the kernel, or define its TOLERANCE",
     )

@@ -112,7 +112,7 @@ def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
         for path in cached:
             shutil.copyfile(path, scratch / path.name)
         placed = place([scratch / path.name for path in cached], products)
-    progress.say(f"    {wheel.name}: from the artefact cache")
+    progress.say(f"    {wheel.name}: copied from the artefact cache")
     return _made(placed, key, wheel, seen, {"cache": wheel.parent.name})
 
 

@@ -142,7 +142,7 @@ def _install(packages: list[str], folder: Path, options: tuple[str, ...]) -> Non
 def _unusable(recipe: Recipe, home: Path, found: str) -> UserError:
     return UserError(
         f"the wheel cannot be built with the CUDA toolkit in {home}",
-        expected=f"release {recipe.settings['release']} with {', '.join(_NEEDED)} and libcudart_static.a",
+        expected=f"CUDA release {recipe.settings['release']} with {', '.join(_NEEDED)} and libcudart_static.a",
         found=found,
         fix="set cuda.toolkit to the folder of a complete toolkit of this release, or to pypi to fetch one",
     )

@@ -131,7 +131,7 @@ def examine_stripped(
     if faults:
         raise WheelUnusable(
             f"{wheel.name} cannot be used",
-            expected="stripped libraries without paths from their build",
+            expected="stripped libraries that do not contain the path of the build folder",
             found="; ".join(faults),
             fix=fix,
         )

@@ -104,7 +104,7 @@ class Plan:
                 f"the torch recipe has no variant {name!r} for {architecture}",
                 expected=f"one of {', '.join(variants)}",
                 found=name,
-                fix="set torch.variant, or --variant, to one of these",
+                fix="set torch.variant, or --variant, to one of the variants above",
             )
         if reason := variants[name].get("refused"):
             raise RecipeInvalid(
@@ -363,7 +363,7 @@ class Builder:
         if other:
             raise RecipeInvalid(
                 f"torch's CMake overrides {', '.join(f'{name}={given[name]}' for name in other)}",
-                expected="every option that you set to take effect",
+                expected="every option to keep the value that you set",
                 found=", ".join(f"{name} is {value}" for name, value in other.items()),
                 fix="omit these options, or provide the options and libraries that they require (docs/torch.md); "
                 f"CMake's output is in {self.log}",
@@ -528,8 +528,8 @@ class Builder:
             expected=f"free space for objects in {self.home} and {self.cache}, and for temporary files of the compiler "
             "in the engine's storage",
             found=words,
-            fix="free some space in these places, or set build.folder in invoke.yaml to a folder on a larger disk; run "
-            "the task again to continue from here",
+            fix="free some space in the places listed above, or set build.folder in invoke.yaml to a folder on a "
+            "larger disk; run the task again to continue from here",
         )
 
     def _memory_exhausted(self, found: str) -> CommandFailed:

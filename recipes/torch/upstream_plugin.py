@@ -45,7 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part", default="1/1", metavar="K/N", help="run every Nth test in name order, starting with the Kth"
     )
     group.addoption(
-        "--tell-collected", metavar="FILE", help="JSON file for the names of all tests and of the part's tests"
+        "--tell-collected",
+        metavar="FILE",
+        help="JSON file to write: the names of all tests, and the names of the tests in the selected part",
     )
 
 

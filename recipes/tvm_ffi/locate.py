@@ -35,7 +35,7 @@ def require_target(data: Recipe, target: Architecture, suite: Suite) -> None:
     if reason := data.tables["refused"].get(suite.name):
         raise RecipeInvalid(
             f"{name} cannot be built for {suite.name}",
-            expected="a release with the tools that the wheel's build requires",
+            expected="a distribution release that provides the tools for building the wheel",
             found=str(reason),
             fix="set image.suite to trixie",
         )

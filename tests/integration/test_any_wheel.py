@@ -624,8 +624,8 @@ def test_constraints_and_variables_reach_the_build(tmp_path: Path, monkeypatch: 
         ({"constraints": ["none.txt"]}, "no constraints file at"),
         ({"constraints": ["."]}, "no constraints file at"),
         ({"variables": ["NOT_SET_ANYWHERE"]}, "is not set"),
-        ({"variables": ["a b=c"]}, "is not the name of a variable"),
-        ({"variables": ["=c"]}, "is not the name of a variable"),
+        ({"variables": ["a b=c"]}, "does not contain a valid variable name"),
+        ({"variables": ["=c"]}, "does not contain a valid variable name"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: Path, given: dict[str, Sequence[str]], message: str) -> None:

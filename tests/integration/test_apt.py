@@ -429,10 +429,12 @@ def test_unavailable_packages_are_reported(archive: Archive, tmp_path: Path, mon
         rootfs.download(spec, log)
         assert "apt-get --yes" in log.read_text(), "the log must also be written on success"
         assert "hello" in log.read_text().partition("\n")[2]
-        with pytest.raises(CommandFailed, match="the mirror does not have a package of the small root") as caught:
+        with pytest.raises(
+            CommandFailed, match="the mirror lacks a package that the small root filesystem requires"
+        ) as caught:
             rootfs.download(dataclasses.replace(spec, packages=("hello", "goodbye")), log)
         assert "package goodbye in stone for armhf" in caught.value.expected
-        with pytest.raises(CommandFailed, match="fetching the packages of the small root failed") as caught:
+        with pytest.raises(CommandFailed, match="fetching the packages of the small root filesystem failed") as caught:
             rootfs.download(dataclasses.replace(spec, packages=("hello=2.0",)), log)
         assert "apt-get" in caught.value.expected
         assert "Version '2.0' for 'hello' was not found" in caught.value.found

@@ -254,7 +254,7 @@ def test_key_with_the_same_prefix_is_refused(plain: Registry, tmp_path: Path) ->
     here = config_for(tmp_path / "here", plain.address, namespace="alike")
     artefacts.put(here, "thing", KEY, products(tmp_path))
     artefacts.push(here)
-    with pytest.raises(RegistryFailed, match="not the artefact that its tag names"):
+    with pytest.raises(RegistryFailed, match="does not match its tag"):
         artefacts.pull(teammate(here, tmp_path / "there"), "thing", KEY[:40] + "0" * 24)
 
 
@@ -561,7 +561,7 @@ def test_pull_without_an_engine_selects_the_newest_torch(
     (pulled,) = share.pull_artefacts(mine)
     assert pulled.entry.key == OTHER_KEY
     assert len(warned) == 1
-    assert warned[0].endswith("torch is requested by its recipe key only")
+    assert warned[0].endswith("only the recipe key is used to look up torch")
 
 
 LISTED = {"g++-arm-linux-gnueabihf:amd64": "4:14.2.0-1", "libopenblas-dev:armhf": "0.3.29+ds-3"}

@@ -350,7 +350,7 @@ def test_shell_in_a_file_is_refused_before_any_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--folder=/", "--folder=/usr/..", "--tarball=/"])
 def test_an_export_to_the_root_directory_is_refused(option: str) -> None:
     done = run("export-nfsroot", option)
-    assert "an export cannot replace the root of this machine" in done.stderr
+    assert "an export cannot replace the root folder of this machine" in done.stderr
     assert (done.returncode, "Traceback" in done.stderr) == (10, False)
 
 

@@ -484,7 +484,7 @@ def test_a_file_in_place_of_the_folder_is_reported(daemon: Daemon) -> None:
 def test_a_record_of_another_user_is_reported(tmp_path: Path) -> None:
     os.seteuid(65534)
     try:
-        with pytest.raises(UserError, match="engine's record") as caught, Daemon(folder=tmp_path / "engine").lock():
+        with pytest.raises(UserError, match="engine's lock file") as caught, Daemon(folder=tmp_path / "engine").lock():
             raise AssertionError("the block must not run")
     finally:
         os.seteuid(0)

@@ -687,7 +687,7 @@ def test_an_unusable_destination_is_reported(
 ) -> None:
     (tmp_path / "file").touch()
     destination, packed = tmp_path / folder if folder else None, tmp_path / tarball if tarball else None
-    with pytest.raises(UserError, match="nothing can be exported to") as caught:
+    with pytest.raises(UserError, match="cannot export to") as caught:
         export(config, destination=destination, tarball=packed)
     assert "Not a directory" in caught.value.found
     assert "--folder" in caught.value.fix
@@ -702,7 +702,7 @@ def test_a_read_only_disk_is_reported(config: Config, tmp_path: Path, there: boo
     subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", tmp_path], check=True)
     try:
-        with pytest.raises(UserError, match="nothing can be exported to") as caught:
+        with pytest.raises(UserError, match="cannot export to") as caught:
             export(config, destination=tmp_path / "nfsroot")
     finally:
         subprocess.run(["umount", tmp_path], check=True)

@@ -334,13 +334,13 @@ def test_a_virtual_machine_of_another_pc_is_left_out(
         for name in ("pi3", "pi4"):
             coordinator.tag(name, "quarantine", "no")
     shown = " ".join(capsys.readouterr().err.split())
-    assert f"{far} is left out: it is a virtual machine on another PC" in shown
+    assert f"skipping {far}: it is a virtual machine on another PC" in shown
     assert "pi3 is in quarantine" in shown
 
 
 def test_a_board_that_is_not_held_is_an_error(config: Config, coordinator: Coordinator, tmp_path: Path) -> None:
     board = RemoteBoard(name="pi3", coordinator=coordinator.address, resources=())
-    with pytest.raises(UserError, match="labgrid does not provide the board") as caught:
+    with pytest.raises(UserError, match="labgrid does not give this run access to the board") as caught:
         suite.test_on_pi(config, place=board, timing=False, folder=tmp_path)
     assert "pi3 is not acquired" in caught.value.found
 

@@ -330,7 +330,7 @@ def test_adb_server_that_does_not_start_is_reported(
     (tmp_path / "adb").write_text("#!/bin/sh\necho out of sockets >&2\nexit 1\n")
     (tmp_path / "adb").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(CommandFailed, match="server does not start") as caught, phone.connected(parse("adb://")):
+    with pytest.raises(CommandFailed, match="server did not start") as caught, phone.connected(parse("adb://")):
         raise AssertionError
     assert "out of sockets" in caught.value.tail
 

@@ -54,7 +54,7 @@ def test_a_tree_that_qemu_cannot_boot_is_refused(tmp_path: Path, kernels: tuple[
 
 
 def test_a_tree_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlatformMismatch, match="cannot be booted as armhf") as caught:
+    with pytest.raises(PlatformMismatch, match="cannot be booted as an armhf system") as caught:
         qemu.boot_files(tree_with(tmp_path, "6.12.107+deb13-arm64"), "armhf")
     assert caught.value.found == "a kernel for arm64 (6.12.107+deb13-arm64)"
     assert "--architecture=arm64" in caught.value.fix

@@ -235,7 +235,7 @@ def test_a_root_larger_than_memory_is_built_on_disk(
     rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tmp_path / "small.tar", tmp_path / "log")
     with tarfile.open(tmp_path / "small.tar") as archive:
         assert "./usr/bin/dpkg" in archive.getnames()
-    assert warned == ["the small root does not fit into 8 MiB of memory: building it on the disk"]
+    assert warned == ["the small root filesystem does not fit into 8 MiB of memory: building on disk"]
     assert {path.name for path in tmp_path.iterdir()} == {"small.tar", "log"}
 
 

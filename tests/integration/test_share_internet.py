@@ -342,7 +342,7 @@ def test_rules_without_a_state_file_are_removed(net: Net) -> None:
 def test_the_uplinks_subnet_is_refused(net: Net) -> None:
     made = net.share("on", "203.0.113.0/24")
     assert made["error"] == "UserError"
-    assert "nothing to translate" in made["text"]
+    assert "no address translation" in made["text"]
 
 
 def test_a_missing_gateway_address_is_reported(net: Net) -> None:

@@ -48,7 +48,7 @@ def test_a_board_without_events_is_an_error(config: Config) -> None:
 @pytest.mark.parametrize("name", ["", "../pi3", "*"])
 def test_a_name_that_is_not_a_board_is_an_error(config: Config, name: str) -> None:
     board_events.append(of_run(config), "power", "on")
-    with pytest.raises(UserError, match="needs the name of a board"):
+    with pytest.raises(UserError, match="requires the name of a board"):
         log.lines(config, name)
 
 

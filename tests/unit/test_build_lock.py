@@ -114,7 +114,9 @@ def test_next_build_removes_leftovers_of_a_killed_one(tmp_path: Path, capsys: py
         assert left == theirs
         assert [*(folder / "mirror").iterdir(), *(tmp_path / "sources").iterdir()] == []
     (said,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r" *removed files of killed tasks: (\S+, ){2}\S+ and 5 more \(5\.0 MiB\)", said), said
+    assert re.fullmatch(
+        r" *removed files that killed tasks left behind: (\S+, ){2}\S+ and 5 more \(5\.0 MiB\)", said
+    ), said
     with build_lock(folder):
         assert capsys.readouterr().err == ""
 

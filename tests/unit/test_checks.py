@@ -70,7 +70,10 @@ def test_missing_programs_are_an_error_unless_partial(
     said = capfd.readouterr()
     assert "1 passed, 1 skipped" in said.out
     last = (said.out + said.err).strip().splitlines()[-1]
-    assert "SKIPPED: the tests of the main job; missing: root privileges, the program no-such-builder" in last
+    assert (
+        "SKIPPED: the tests of the main job, because this machine lacks root privileges, the program no-such-builder"
+        in last
+    )
 
 
 def test_a_failed_partial_run_reports_skipped_tests(

@@ -51,7 +51,7 @@ def test_mismatch_names_the_output() -> None:
     assert found is not None
     assert (found["output"], found["index"], found["count"]) == (1, (1,), 1)
     error = profiling.mismatch("model", "cnn", "local", found)
-    assert error.summary == "output 1 of cnn on local differs from its reference: first at index [1]"
+    assert error.summary == "output 1 of cnn on local differs from the expected result, first at index [1]"
     single = comparing.first_mismatch(wrong[1:], right[1:], [allowed])
     assert single is not None
     assert profiling.mismatch("model", "cnn", "local", single).summary.startswith("the result of cnn on local")

@@ -291,7 +291,7 @@ def test_a_folder_that_others_may_enter_is_not_trusted(board: Board) -> None:
     finally:
         folder.chmod(0o700)
     assert done.returncode == 125
-    assert "no other user can access" in done.stderr
+    assert "only you can access" in done.stderr
 
 
 def test_server_closes_all_files_of_the_caller(board: Board) -> None:

@@ -802,7 +802,7 @@ def test_unity_sources_are_chosen_and_precompiled_headers_not(tree: Compiles) ->
 
 
 def test_without_objects_verify_fails(tree: Compiles) -> None:
-    with pytest.raises(ArtefactMissing, match="nothing to compare"):
+    with pytest.raises(ArtefactMissing, match="no object files to compare"):
         sampled(tree, 0)
     shutil.rmtree(tree.home / "pytorch")
     with pytest.raises(ArtefactMissing, match="no build tree") as caught:
@@ -853,7 +853,7 @@ def test_an_equal_wheel_is_verified(tmp_path: Path) -> None:
 
 def test_a_different_wheel_is_not_reproducible(tmp_path: Path) -> None:
     first = StandIn(FIT).build(tmp_path / "torch")
-    with pytest.raises(ChecksFailed, match="differs when it is built again") as caught:
+    with pytest.raises(ChecksFailed, match="produced a different file") as caught:
         full(tmp_path, UNFIT, first.wheel)
     second = tmp_path / "torch-again" / first.wheel.name
     assert caught.value.expected == f"SHA-256 {Artefact.of(first.wheel).sha256}"

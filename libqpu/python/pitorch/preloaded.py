@@ -143,7 +143,7 @@ def _folder() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise NotStarted(f"{folder} must be a folder that belongs to you and that no other user can access: remove it")
+        raise NotStarted(f"{folder} is not a folder that only you can access: remove it, and run the command again")
     return folder
 
 
@@ -403,7 +403,7 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     head, files, _flags, _address = socket.recv_fds(connection, _LENGTH.size, 3)
     try:
         if user != os.getuid() or len(files) != 3:
-            raise ValueError("the request is not from this user")
+            raise ValueError("the request must come from the server's own user, with three standard streams")
         (length,) = _LENGTH.unpack(head)
         body = b""
         while len(body) < length:

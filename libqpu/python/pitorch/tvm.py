@@ -109,10 +109,11 @@ class Library:
             if name not in provided and hasattr(self._library, f"__TVMBackend{name}")
         ]
         if "ParallelLaunch" in missing:
-            raise KernelError(f"{self.path} has parallel loops, which require TVM's thread pool")
+            raise KernelError(f"{self.path} has parallel loops, but TVM's thread pool is not available here")
         if missing:
             raise KernelError(
-                f"{self.path} requires TVM's runtime ({', '.join(missing)}): build it with profile-remote --keep"
+                f"{self.path} requires TVM's runtime ({', '.join(missing)}): "
+                "build the library with profile-remote --keep"
             )
         ffi, own = _ffi_error(), _library_error(self._library) if standalone else None
         if ffi is None and own is None:
@@ -181,7 +182,8 @@ def _loaded(path: str) -> ctypes.CDLL:
         importlib.import_module("tvm_ffi")
     except ImportError as fault:
         raise KernelError(
-            f"{path} was not built for boards without TVM: use profile-remote --keep, or install apache-tvm-ffi"
+            f"{path} was not built for boards without TVM: build it with profile-remote --keep, or "
+            "install apache-tvm-ffi"
         ) from fault
     try:
         return ctypes.CDLL(path)
@@ -227,7 +229,7 @@ def _to_capsule(number: int, item: Any) -> Any:
     try:
         return item.__dlpack__()
     except Exception as fault:
-        raise KernelError(f"argument {number} cannot be passed: {fault}") from fault
+        raise KernelError(f"argument {number} cannot be passed to the kernel: {fault}") from fault
 
 
 def _size(tensor: _Tensor) -> int:
@@ -243,7 +245,7 @@ def _aligned(number: int, tensor: _Tensor, begin: int) -> tuple[_Tensor, Any]:
     step = 1
     for axis in reversed(range(tensor.dimensions)):
         if tensor.strides and tensor.shape[axis] > 1 and tensor.strides[axis] != step:
-            raise KernelError(f"argument {number} is neither dense nor aligned to {ALIGNMENT} bytes: copy it first")
+            raise KernelError(f"argument {number} must be contiguous and aligned to {ALIGNMENT} bytes: copy it first")
         step *= tensor.shape[axis]
     size = _size(tensor)
     memory = ctypes.create_string_buffer(size + ALIGNMENT)

@@ -349,7 +349,7 @@ int setting(const char* name, int otherwise, int low, int high, const char* unit
   if (found < low || found > high) {
     std::ostringstream fault;
     fault << name << ": expected " << low << " to " << high << ' ' << unit << ", found '" << value
-          << "'; unset it for the default, " << otherwise;
+          << "'; unset it to use the default (" << otherwise << ')';
     throw std::invalid_argument(fault.str());
   }
   return found;

@@ -202,7 +202,7 @@ def measure(name: str, inputs: Sequence[str], *, warm_up: int = 10, runs: int = 
         call()
     except (TypeError, ValueError, RuntimeError) as fault:
         reason = (str(fault).strip() or type(fault).__name__).splitlines()[0]
-        raise ValueError(f"{name} does not accept ({', '.join(inputs)}): {reason}") from fault
+        raise ValueError(f"{name} does not accept the inputs ({', '.join(inputs)}): {reason}") from fault
     for _ in range(warm_up):
         call()
     torch.cuda.synchronize()
@@ -345,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     parser.add_argument("--plot", type=Path, help="write a plot to this file (requires matplotlib)")
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="plot the measurements in a file from --json")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="plot the measurements from a file that --json wrote")
     parser.add_argument("--timeline", type=Path, help="write a trace for https://ui.perfetto.dev to this file")
     options = parser.parse_args(argv)
     if options.draw:

@@ -58,7 +58,7 @@ def _setting(name: str, default: int, low: int, high: int, unit: str) -> int:
         return default
     if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
         raise ValueError(
-            f"{name}: expected {low} to {high} {unit}, found {text!r}; unset it for the default, {default}"
+            f"{name}: expected {low} to {high} {unit}, found {text!r}; unset it to use the default ({default})"
         )
     return int(text)
 

@@ -225,7 +225,7 @@ def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
             case.function(*there)
     launches = [event for event in record.events if event.kind == "launch"]
     if not launches or any(event.kind == "fallback" for event in record.events):
-        raise AssertionError(f"{case.operator} {case.size}: part of it did not run on the QPUs")
+        raise AssertionError(f"{case.operator} {case.size}: part of the operation did not run on the QPUs")
     return launches
 
 
@@ -399,14 +399,14 @@ def main(words: list[str] | None = None) -> int:
     """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m torch_qpu.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small sizes only")
-    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    parser.add_argument("--output", type=Path, help="write the figures as JSON to this file")
     parser.add_argument("--plot", type=Path, help="write a chart as SVG")
     options = parser.parse_args(words)
     if not os.environ.get("QPU_BACKEND") and _C.backend()[0] in MODEL_BACKENDS:
         os.environ["QPU_BACKEND"] = "emulator"
     model = _C.backend()[0] in MODEL_BACKENDS
     if _C.backend()[0] == "interpreter":
-        print("the interpreter does not model times: unset QPU_BACKEND or set QPU_BACKEND=emulator", file=sys.stderr)
+        print("the interpreter has no timing model: unset QPU_BACKEND or set QPU_BACKEND=emulator", file=sys.stderr)
         return 2
     rows = [measure(case, model=model) for case in cases(options.quick)]
     facts = machine(model)

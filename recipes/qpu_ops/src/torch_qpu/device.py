@@ -204,7 +204,7 @@ def empty_cache() -> None:
 def set_memory_limit(limit: int) -> None:
     """Limit the device memory to ``limit`` bytes; 0 means as much as libqpu provides."""
     if limit < 0:
-        raise ValueError(f"set_memory_limit: expected bytes, 0 or more, found {limit}")
+        raise ValueError(f"set_memory_limit: expected 0 or more bytes, found {limit}")
     _C.set_limit(limit)
 
 
