@@ -80,7 +80,7 @@ class Daemon:
             (self.folder / "lock").open("a").close()
         except (FileExistsError, NotADirectoryError, PermissionError) as fault:
             raise UserError(
-                f"the engine's lock file cannot be created in {self.folder}",
+                f"the engine's lock file in {self.folder} cannot be opened for writing",
                 expected="a folder that you may write to",
                 found=str(fault),
                 fix=caller.as_root("./inv TASK") if isinstance(fault, PermissionError) else "move the file away",

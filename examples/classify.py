@@ -38,7 +38,7 @@ def main() -> None:
     coarse = in_int8(options.model, options.weights, [picture, picture.flip(3)])
     results = {name: run(model, picture, options.times) for name, model in (("float32", exact), ("int8", coarse))}
     for name, (shares, milliseconds) in results.items():
-        print(f"{name}: {milliseconds:.0f} ms per picture, median of {options.times} runs")
+        print(f"{name}: {milliseconds:.0f} ms per picture, median of {options.times}")
         for share, number in zip(*(item.tolist() for item in shares.topk(5)), strict=True):
             print(f"  {share:6.1%}  {labels[number] if number < len(labels) else f'class {number}'}")
 

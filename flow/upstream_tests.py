@@ -235,7 +235,7 @@ def run_tests(
         to_run = [item for item in wanted if names or not report.is_final(item, reasons)]
         if len(to_run) < len(wanted):
             skipped = f"{len(wanted) - len(to_run)} of {len(wanted)} files skipped"
-            progress.say(f"{skipped}: they passed earlier with the same torch; to run them again, delete {report.path}")
+            progress.say(f"{skipped}: passed earlier with the same torch; to run them again, delete {report.path}")
         if to_run:
             with files.scratch_folder(context.root, "upstream") as scratch:
                 packages = fetch_packages(data["packages"], scratch / "packages", context.log("upstream"))

@@ -127,8 +127,8 @@ def require(path: Path, task: str) -> Manifest:
     manifest = Manifest.read(path)
     if manifest is None:
         raise ArtefactMissing(
-            f"the output of `./inv {task}` is required but was not found",
-            expected=f"the product's manifest at {path}",
+            f"the output of `./inv {task}` is required",
+            expected=f"its manifest at {path}",
             found="no readable manifest",
             fix=f"run ./inv {task}",
         )

@@ -142,7 +142,7 @@ def build(
                     limit_s=_LIMIT_S,
                     log=log,
                     on_line=on_line,
-                    fix=f"find the cause in the build's output: its last lines are below, the full output is in {log}",
+                    fix=f"find the cause in the build's output: the end is below, and the full output is in {log}",
                 )
             except CommandFailed as fault:
                 output = log.read_text(errors="replace")

@@ -215,7 +215,7 @@ def _usable(lab: Lab, tags: Mapping[str, str]) -> list[Place]:
         raise UserError(
             "the lab has no board to test on",
             expected=f"a place with the tags {shown} and quarantine=no",
-            found=f"{len(places)} in quarantine or left out" if places else "none",
+            found=f"{len(places)} in quarantine or skipped" if places else "none",
             fix="add boards to lab.boards and run ./inv lab up; to try a board in quarantine again, run "
             "./inv test-on-pi --place=NAME",
         )

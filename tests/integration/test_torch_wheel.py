@@ -1019,5 +1019,5 @@ files = ["test_two.py 2/2"]
     assert file["ended"] == "pytest exited early: 5 of 6 tests ran"
     assert (part["file"], part["counts"]["passed"], part["ended"]) == ("test_two.py 2/2", 1, "")
     again = upstream.run_tests(mine, tests=tmp_path)
-    assert "1 of 1 files skipped: they passed earlier with the same torch" in capsys.readouterr().err
+    assert "1 of 1 files skipped: passed earlier with the same torch" in capsys.readouterr().err
     assert [dataclasses.asdict(item) for item in again.results] == [part]

@@ -353,10 +353,10 @@ def worst_of(torch: Any, found: Sequence[Any], expected: Sequence[Any]) -> tuple
 def difference_of(torch: Any, one: Any, other: Any) -> float:
     """The largest absolute difference. Raises NotRun if shapes differ, or if only one of two values is a NaN."""
     if one.shape != other.shape:
-        raise NotRun(f"an output has the shape {tuple(one.shape)} on the board, but {tuple(other.shape)} on the PC")
+        raise NotRun(f"an output has the shape {tuple(one.shape)}, but {tuple(other.shape)} in PyTorch on the PC")
     one, other = one.double(), other.double()
     if not torch.equal(one.isnan(), other.isnan()):
-        raise NotRun("an output contains NaN at different positions on the board and in PyTorch on the PC")
+        raise NotRun("an element of an output is NaN either only on the board or only in PyTorch on the PC")
     return _largest(torch.where(one == other, torch.zeros_like(one), one - other))
 
 

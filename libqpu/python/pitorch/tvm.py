@@ -245,7 +245,7 @@ def _aligned(number: int, tensor: _Tensor, begin: int) -> tuple[_Tensor, Any]:
     step = 1
     for axis in reversed(range(tensor.dimensions)):
         if tensor.strides and tensor.shape[axis] > 1 and tensor.strides[axis] != step:
-            raise KernelError(f"argument {number} must be contiguous and aligned to {ALIGNMENT} bytes: copy it first")
+            raise KernelError(f"argument {number} must be contiguous or aligned to {ALIGNMENT} bytes: copy it first")
         step *= tensor.shape[axis]
     size = _size(tensor)
     memory = ctypes.create_string_buffer(size + ALIGNMENT)
