@@ -31,7 +31,7 @@ RULE = (
 
 
 def measure(workspace: Workspace) -> Result:
-    """Copy the image exactly and in the conventional way, then run the task ``export-nfsroot``.
+    """Time an exact copy of the image, a copy made with docker and tar, and the task ``export-nfsroot``.
 
     Raises RootNeeded and any error that occurs while copying.
     """

@@ -173,7 +173,7 @@ def seconds_of_objects(home: Path) -> list[float]:
 
 
 def for_gcc(words: list[str], program: str) -> list[str]:
-    """Convert one of the build's command lines for GCC: remove the options for warnings and for Clang."""
+    """Convert one of the build's command lines to GCC's: remove warning options and options that only Clang has."""
     made = [program]
     rest = iter(words[1:])
     for word in rest:

@@ -56,7 +56,7 @@ class Row:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Count the workloads' instructions with the image's wheel and, if given, the wheel ``workspace.against``.
+    """Count the workloads' instructions with the image's wheel, and with the wheel ``workspace.against`` if it is set.
 
     Raises PlatformMismatch for a target other than armhf, ArtefactMissing if a wheel is missing, and CommandFailed if
     a program fails.

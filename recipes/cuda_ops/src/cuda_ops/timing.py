@@ -10,7 +10,7 @@ before and after the call measures the kernel only if the queue was empty before
     no            no           only the launch, or the time until a full queue has a free entry
 
 The reference is the time between CUDA events, which are time stamps that the GPU records in the queue. If all calls
-between two events are queued before the GPU starts the first one, this time does not include any work of the host.
+between two events are queued before the GPU starts the first one, this time does not depend on the host.
 """
 
 from __future__ import annotations

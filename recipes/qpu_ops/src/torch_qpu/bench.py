@@ -230,7 +230,7 @@ def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
 
 
 def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]:
-    """Return the modelled time in seconds, the share of the limit, and the limiting resource."""
+    """Return the modelled time in seconds, the share of the limiting resource that is used, and its name."""
     launches = _launches(case, there, 1)
     _, clock, bytes_per_clock = _C.model()
     compute = sum(event.clocks for event in launches) / clock
