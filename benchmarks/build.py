@@ -38,7 +38,10 @@ RULE = (
 
 
 def measure(workspace: Workspace) -> Result:
-    """Measure a clean build, a build without changes, and emulated RUN instructions. Raises the tasks' errors."""
+    """Measure a clean build, a build without changes, and the installation of packages by emulated RUN instructions.
+
+    Raises the tasks' errors.
+    """
     workspace.clean()
     with progress.step("clean build-image"):
         clean = workspace.task("build-image")
@@ -106,7 +109,10 @@ def root_alone(workspace: Workspace) -> float:
 
 
 def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return a Dockerfile that writes ``settings`` (contents by path), then installs packages with emulated apt."""
+    """Return a Dockerfile that writes files and then installs packages with apt, which runs under emulation.
+
+    ``settings`` maps the path of each file to its contents.
+    """
     written = "".join(
         f"RUN mkdir -p {shlex.quote(str(PurePosixPath(path).parent))} && "
         f"printf '%s\\n' {shlex.join(text.splitlines())} >{shlex.quote(path)}\n"
@@ -122,7 +128,10 @@ def dockerfile(base: str, packages: list[str], settings: Mapping[str, str] = Map
 
 
 def lean_settings() -> dict[str, str]:
-    """Return the contents, by path, of the files that make dpkg and Debian's byte compiler skip parts of packages."""
+    """Return the configuration files that make dpkg and Debian's byte compiler skip parts of packages.
+
+    The result maps the path of each file to its contents.
+    """
     found = sorted(path for path in _LEAN.rglob("*") if path.is_file())
     return {f"/{path.relative_to(_LEAN)}": path.read_text() for path in found}
 
@@ -159,7 +168,9 @@ def _torch_packages(steps: Mapping[str, Manifest]) -> list[str]:
 
 
 def minimal_root(workspace: Workspace, mirror: Manifest, tar: Path) -> None:
-    """Create a minimal target root with mmdebstrap alone. The packages come from the mirror's complete pockets.
+    """Create a minimal target root with mmdebstrap alone.
+
+    The packages come from the pockets that the step ``mirror`` verified.
 
     Raises CommandFailed.
     """

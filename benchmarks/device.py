@@ -59,7 +59,7 @@ _FIRST = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """How long the steps took for one change, in seconds: compile (and deploy), boot, and obtain the result."""
+    """The duration of each step of one round, in seconds: compile (and deploy), boot, and obtain the result."""
 
     made: float
     booted: float = 0.0
@@ -79,14 +79,14 @@ class Subject(Protocol):
     name: str
 
     def make(self, number: int) -> float:
-        """Save a kernel that adds ``number``, and install it for the device. Returns the time in seconds."""
+        """Save a kernel that adds ``number``, and compile or deploy it. Returns the duration in seconds."""
 
     def run(self, entry: access.SshAccess) -> str:
         """Run the kernel in a new process on the device and return its output."""
 
 
 def measure(workspace: Workspace) -> Result:
-    """Measure the time from a kernel change to the result, for a program and (with torch) for the extension.
+    """Measure the time from a saved change to its result, for a program and, if the image has torch, the extension.
 
     Raises RootNeeded, CommandFailed (if the result is not that of the changed kernel), and any error from the build,
     the deployment or the boot.
@@ -230,7 +230,7 @@ class Extension:
 
 
 class Rounds:
-    """Changes a subject's kernel in each round, and gets the result of the changed kernel from the device."""
+    """Measures the rounds of one subject. Each round changes the kernel and obtains its result from the device."""
 
     def __init__(self, workspace: Workspace, subject: Subject, first: int = _FIRST) -> None:
         self._workspace, self._subject = workspace, subject
@@ -290,7 +290,7 @@ class Rounds:
 
 
 def imports_in(output: str, wanted: float) -> float:
-    """Return the import time from a program's output. Raises CommandFailed unless the result is ``wanted``."""
+    """Return the import time from a program's output. Raises CommandFailed if the result is not ``wanted``."""
     match = _RESULT.search(output)
     if match is None or match["result"] != str(wanted):
         raise CommandFailed(

@@ -31,7 +31,7 @@ RULE = (
 
 
 def measure(workspace: Workspace) -> Result:
-    """Time an exact copy of the image, a copy made with docker and tar, and the task ``export-nfsroot``.
+    """Measure the times of an exact copy of the image, of a copy with docker and tar, and of ``export-nfsroot``.
 
     Raises RootNeeded and any error that occurs while copying.
     """
@@ -85,7 +85,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def plain_way(box: str, tree: Path) -> str:
-    """Return the conventional command, with options that preserve owners and file capabilities."""
+    """Return the command line ``docker export | tar``, in which tar preserves owners and file capabilities."""
     docker = process.require_program("docker", "to export a container in the conventional way")
     unpacked = shlex.join(
         ["tar", "--extract", f"--directory={tree}", "--numeric-owner", "-p", "--xattrs", "--xattrs-include=*"]

@@ -62,7 +62,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Spent:
-    """The wall-clock time, and the CPU time (user and system) of all processes, in seconds."""
+    """The time of the compiler calls in seconds: wall-clock time, and CPU time (user and system) of all processes."""
 
     seconds: float
     cpu: float
@@ -74,7 +74,10 @@ def cpu_of(samples: Sequence[Spent]) -> float:
 
 
 def spent_in(output: str) -> Spent:
-    """Return the times at the end of a replay script's output. Raises CommandFailed if the times are missing."""
+    """Return the wall-clock and CPU times that a replay script prints last.
+
+    Raises CommandFailed if they are missing.
+    """
     took = re.search(r"^took (\d+) ns$", output, re.MULTILINE)
     # times(1p) prints the user and system time of the shell, and on the next line the times of its children.
     parts = [int(minutes) * 60 + float(rest) for minutes, rest in re.findall(r"(\d+)m([0-9.]+)s", output)[-4:]]
@@ -95,7 +98,7 @@ class Way:
 
 
 def subject_of(workspace: Workspace) -> Subject:
-    """Choose the QPU extension if torch is in the image, otherwise a sample extension."""
+    """Return the extension to build: the QPU extension if torch is in the image, otherwise a sample extension."""
     context = Context(workspace.config)
     manifests = workspace.manifests()
     if not manifests["torch-site"].facts["version"]:
@@ -111,7 +114,10 @@ def subject_of(workspace: Workspace) -> Subject:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Build the wheel and replay its compiler calls. Raises CommandFailed with the compiler's error."""
+    """Replay the compiler calls in each of the three ways, and build the whole wheel; return the times and ratios.
+
+    The wheel of the sample extension is not cross-compiled. Raises CommandFailed with the compiler's error.
+    """
     workspace.ensure_workbench()
     config = workspace.config
     context = Context(config)
@@ -197,7 +203,10 @@ class Trial:
         self._log = workspace.results / "logs" / "extension.log"
 
     def command_lines(self, way: Way) -> list[list[str]]:
-        """Build with setup.py and return the compiler command lines. Raises CommandFailed if there are none."""
+        """Build the extension with setup.py; return the compiler's command lines.
+
+        Raises CommandFailed if the build did not run a compiler.
+        """
         self._fresh()
         output = self._run(way, "python3 setup.py build_ext --build-lib build/lib --build-temp build/temp")
         commands = compiler_commands(output)
@@ -211,7 +220,7 @@ class Trial:
         return commands
 
     def replay(self, way: Way, commands: Sequence[Sequence[str]]) -> Spent:
-        """Run the command lines one after the other, and measure the time inside the container."""
+        """Run the command lines one after the other, and return the time that they take inside the container."""
         self._fresh()
         for words in commands:
             product = self._source / words[words.index("-o") + 1]

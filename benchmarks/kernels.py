@@ -50,7 +50,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
-    """Convert the program's output to figures: first the main figures, then the shares of the other kernels."""
+    """Convert the benchmark's output to figures. The shares of kernels that ``SHARES`` does not name come last."""
     shares = {item["kernel"]: item for item in lines if "share" in item}
     promised = [
         Figure(
@@ -85,9 +85,9 @@ def figures(lines: Sequence[Mapping[str, Any]]) -> tuple[Figure, ...]:
 
 
 def _range(item: Mapping[str, Any]) -> str:
-    """Describe a kernel's results in the model: the range of its share, and its time with that time's range.
+    """Return a note on a kernel: the range of its share (see ``RULE``), and the modelled time with its range.
 
-    The text also names the assumption that has the largest effect on the share.
+    The note also names the assumption of the model that has the largest effect on the share.
     """
     return (
         f"model: {100 * item['shareLow']:.1f} to {100 * item['shareHigh']:.1f} %, mostly due to {item['movedBy']}; "

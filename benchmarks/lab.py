@@ -59,7 +59,7 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Complete:
-    """The times and the memory needed to acquire and release boards as ``test-on-pi --all`` does."""
+    """The results of acquiring and releasing boards as ``test-on-pi --all`` does: times, rate and memory."""
 
     acquire: Sequence[float]
     rate: float
@@ -69,7 +69,7 @@ class _Complete:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Measure a lab of each size. Raises CommandFailed if the programs do not start."""
+    """Measure one lab for each size in ``SIZES``. Raises CommandFailed if the programs do not start."""
     pytest_mb = int(process.output_of([sys.executable, "-c", f"{_PYTEST}; {_PEAK}"], cwd=ROOT)) * 1024 / 1e6
     free_mb = psutil.virtual_memory().available / 1e6
     figures: list[Figure] = []
@@ -171,7 +171,7 @@ def _complete(coordinator: Coordinator) -> _Complete:
 
 @contextlib.contextmanager
 def _session(address: str) -> Iterator[CoordinatorStub]:
-    """Open a session and yield its stub. The coordinator lets a client acquire places only in a session."""
+    """Open a session with the coordinator and yield the gRPC stub. A client can acquire places only in a session."""
     requests: queue.SimpleQueue[messages.ClientInMessage | None] = queue.SimpleQueue()
     startup, sync = messages.ClientInMessage(), messages.ClientInMessage()
     startup.startup.name = own_name()

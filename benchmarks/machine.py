@@ -20,7 +20,11 @@ from toolchain.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Cores, memory (MiB), load averages over 1, 5 and 15 minutes, and the versions of software that affects times."""
+    """The machine's properties that affect the measured times.
+
+    They include the number of cores, the memory in MiB, the load averages over 1, 5 and 15 minutes, and the versions of
+    software.
+    """
 
     processor: str
     cores: int

@@ -97,7 +97,7 @@ def ratio(name: str, longer: Figure, shorter: Figure, *, goal: Goal | None = Non
 
 
 def timed(action: Callable[[], object], *, times: int, warm_up: int = 0) -> tuple[float, ...]:
-    """Return the duration in seconds of each of ``times`` calls, after ``warm_up`` unmeasured calls."""
+    """Call a function ``warm_up`` times, then ``times`` times. Return the durations of the later calls in seconds."""
     samples = []
     for number in range(warm_up + times):
         began = time.monotonic()
@@ -178,7 +178,7 @@ def text_of(*parts: Table | str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A benchmark's result with a description of the machine."""
+    """A benchmark's result, and a description of the machine on which the benchmark ran."""
 
     result: Result
     machine: Machine
@@ -223,7 +223,7 @@ class Report:
         return path
 
     def text(self) -> str:
-        """Return the table, as plain text."""
+        """Return the table of figures with the rule, the notes and the warnings, as plain text."""
         table = titled_table(self.result.title)
         table.add_column("figure", overflow="fold")
         table.add_column("measured", justify="right", no_wrap=True)

@@ -46,7 +46,7 @@ class Run:
     folder: Path
 
     def text(self) -> str:
-        """Return a description of the machine, and the tables."""
+        """Return the results as text: the machine's description, the tables and the paths of the result files."""
         machine = self.reports[0].machine.lines() if self.reports else []
         results = [f"results: {self.folder / f'{item.result.name}.json'}" for item in self.reports]
         return "\n".join([*machine, "", *(item.text() for item in self.reports), *results])

@@ -1,8 +1,9 @@
-"""Compile a few of torch's objects in three ways, and estimate the time of the whole build under emulation.
+"""Measure the compile time of a few of torch's objects, and estimate the time of the whole build under emulation.
 
 The sources and command lines are from the build tree of ``./inv build-torch``, without ccache. The sources belong to
-c10, because c10 includes no headers of other libraries: such headers exist only in the builder image. All three ways
-use GCC; the recipe's own compiler is also measured.
+c10, because c10 includes no headers of other libraries: such headers exist only in the builder image. GCC compiles the
+objects in three ways: emulated, native in the emulated container, and as a plain cross compiler. The recipe's own
+compiler is also measured.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ RULE = (
 
 
 def measure(workspace: Workspace) -> Result:
-    """Compile the objects in three ways. Raises ArtefactMissing if the user's folder has no build tree of torch."""
+    """Measure the compile time of the objects with each compiler.
+
+    Raises ArtefactMissing if the user's folder has no build tree of torch.
+    """
     user = workspace.user
     workspace.ensure_workbench()
     with Context(user) as context:
@@ -101,10 +105,10 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
-    """Return the figures for the build in the tree, and the reasons for missing figures.
+    """Return the figures for the build in the tree, and a note for each missing time.
 
-    ``slower`` is the factor by which emulation increases the time. If some objects came from ccache,
-    the result omits the total time of all objects, and does not compare the time of the whole build with a goal.
+    ``slower`` is the factor by which emulation increases the compile time. If some objects came from ccache, the result
+    omits the total time of all objects, and does not compare the time of the whole build with a goal.
     """
     hits, calls = builder.cache_use()
     cached = f"{hits} of {calls} compiler calls were ccache hits"
@@ -143,7 +147,7 @@ def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tupl
 
 
 def has_tree(user: Config) -> bool:
-    """Return whether the build tree of a build from source exists."""
+    """Return whether the user's folder contains a build tree of torch."""
     return any(user.target_root.glob("work/torch-*/pytorch/build/compile_commands.json"))
 
 
@@ -185,7 +189,7 @@ def for_gcc(words: list[str], program: str) -> list[str]:
 
 
 def script_of(commands: list[list[str]]) -> str:
-    """Return a script that compiles all sources to /tmp and prints the times."""
+    """Return a script that compiles all sources, writes the objects to /tmp, and prints the elapsed and CPU times."""
     lines = ["cd /usr/src/torch/pytorch/build || exit 1", "began=$(date +%s%N)"]
     for words in commands:
         out = words.index("-o")

@@ -29,7 +29,7 @@ from wheels.wheelhouse import wheelhouses
 
 @dataclass(frozen=True, kw_only=True)
 class Workspace:
-    """The configuration and the results folder of the benchmarks.
+    """The benchmarks' configuration, and their folder for results.
 
     The benchmarks have their own build folder and image name. ``times`` is the number of repetitions of short
     measurements. ``against`` is the path of the second wheel that the benchmark ``cpu`` measures.
@@ -121,12 +121,12 @@ class Workspace:
         files.remove(self.folder)
 
     def manifests(self) -> dict[str, Manifest]:
-        """Return the manifests of the steps by name."""
+        """Return each step's manifest; the keys are the names of the steps."""
         paths = sorted(self.config.target_root.glob(f"*{MANIFEST_SUFFIX}"))
         return {found.step: found for path in paths if (found := Manifest.read(path)) is not None}
 
     def stamps(self) -> dict[str, int]:
-        """Return the modification time of each step's manifest, which changes when the step runs."""
+        """Return the modification time of each step's manifest. Running a step changes this time."""
         paths = self.config.target_root.glob(f"*{MANIFEST_SUFFIX}")
         return {path.name: path.stat().st_mtime_ns for path in paths}
 

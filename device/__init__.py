@@ -1,1 +1,1 @@
-"""Boards: the labgrid target that boots a board or connects to it, the device suite, and the reports of the suite."""
+"""Boards: the labgrid target that boots or connects to a board, the device suite, and the suite's reports."""

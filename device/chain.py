@@ -1,4 +1,4 @@
-"""Check the chain from the source code to the board: the board must have run the files that were built."""
+"""Check that the board ran the files that were built, by following them from the source code to the board."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def check(
 ) -> list[dict[str, Any]]:
     """Check each link between the built files and the board: commit → image → export → tree → board.
 
-    ``checksums`` lists the files that the run deployed to the tree. One of the links is that the board reads these
-    files.
+    ``checksums`` lists the files that the run deployed to the tree. If it is not empty, one more link is checked: that
+    the board reads these files.
 
     Three cases are legitimate and do not break the chain: tests from a commit that has not been built, a pulled image
     on a machine that also built one, and layers that were deployed to the tree of an older image.
@@ -96,7 +96,7 @@ def check(
 
 
 def broken_links(document: Mapping[str, Any], severity: str) -> list[str]:
-    """Return one line for each broken link that has the severity ``severity``."""
+    """Return a line of text for each broken link with the given severity."""
     return [
         f"{link['name']}: expected {_short(link['expected'])}, found {_short(link['found'])}"
         for link in document["links"]
@@ -154,7 +154,7 @@ def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
 
 
 def _different_paths(tree: Path, layer: Path) -> list[str]:
-    """Return the paths of a layer's files and links that are missing from the tree or different in the tree.
+    """Return the paths of the layer's files and symbolic links that the tree lacks, or that differ in the tree.
 
     Bytecode files are ignored: Python checks them against the source, and a board that runs from the tree may write new
     ones.

@@ -97,7 +97,7 @@ class Deployed:
 
     @property
     def checksums(self) -> str:
-        """The deployed files as input for ``sha256sum --check``, without byte code, which a board may rewrite."""
+        """The input of ``sha256sum --check`` for the deployed files. It omits byte code, which a board may rewrite."""
         digests = {path: digest for change in self.changes for path, digest in change.digests.items()}
         return "".join(f"{digest}  /{path}\n" for path, digest in sorted(digests.items()) if not path.endswith(".pyc"))
 
@@ -147,7 +147,7 @@ def require_same_architecture(tree: Path, chosen: str) -> None:
 
 
 def library_of(tree: Path) -> str:
-    """Return which QPU library is in a tree, as a value of ``qpu.library``, or an empty string if there is none."""
+    """Return the QPU library in a tree as a value of ``qpu.library``, or an empty string if the tree has none."""
     found = {name: _outputs(tree, recipe_name) for name, (recipe_name, _) in LIBRARIES.items()}
     # Both libraries install libqpu.so.1 and QPULib.h, but only libqpu installs further files.
     if any(exists for path, exists in found["local"].items() if path not in found["upstream"]):
@@ -207,9 +207,9 @@ def put(
 ) -> Deployed:
     """Install layers (uncompressed tar archives of parts of a root filesystem) in an exported tree.
 
-    ``owned_prefixes`` are folders that only these layers write to; files in them that no layer contains are removed. If
-    the tree has the RECORD of an earlier version of a layer's wheel, files that the RECORD lists and the layer lacks
-    are also removed. The byte code of replaced modules is removed as well.
+    ``owned_prefixes`` are folders that only these layers write to; files in these folders that no layer contains are
+    removed. If the tree has the RECORD of an earlier version of a layer's wheel, files that this RECORD lists are also
+    removed unless a layer contains them. The byte code of replaced modules is removed as well.
 
     ``wheels`` maps a layer's file name to the wheel from which the layer was made; the tree's manifest records that
     wheel.
@@ -267,7 +267,7 @@ def put(
 
 @dataclass(frozen=True)
 class _Item:
-    """A file or link in a layer: its destination, and the temporary file with its new content (None: unchanged)."""
+    """A file or link in a layer: its destination, and the temporary file with its new content (None if unchanged)."""
 
     destination: Path
     staged: Path | None
@@ -465,7 +465,7 @@ def _with_deployed(
 
 
 def _hash(tree: Path) -> str:
-    """Compute the tree's hash. Return an empty string if the board removed a file during every attempt."""
+    """Compute the tree's hash. Return an empty string if every attempt failed because the board removed a file."""
     for _ in range(_HASH_TRIES):
         try:
             return TreeHash.of(tree).sha256

@@ -57,7 +57,7 @@ _EARLY_ENDS = {2: "interrupted", 3: "internal error", _USAGE_ERROR: "usage error
 """pytest's exit statuses for an incomplete run, with their meanings."""
 
 _ATTRIBUTES_LIMIT_S = 90.0
-"""The maximum time until a board reads deployed files. NFS clients cache a folder's attributes for 60 s (acdirmax)."""
+"""The maximum time until a board sees deployed files. NFS clients cache a folder's attributes for 60 s (acdirmax)."""
 
 _CHECK_LIMIT_S = 300.0
 _PAUSE_S = 2.0
@@ -164,10 +164,10 @@ class DeviceSession:
         return {"boot_seconds": round(board.machine.boot_seconds or 0.0, 2), "init": board.init, "cpu": board.cpu}
 
     def _wait_for_deployed_files(self, strategy: Any) -> None:
-        """Wait until the board reads the deployed files. An NFS client may use cached attributes for a minute.
+        """Wait until the board sees the deployed files. An NFS client may use cached attributes for up to a minute.
 
-        Raises ChainBroken if the board still reads other files after ``_ATTRIBUTES_LIMIT_S`` seconds, or has no NFS
-        file system.
+        Raises ChainBroken if the board still does not see the deployed files after ``_ATTRIBUTES_LIMIT_S`` seconds, or
+        if the files differ and the board has no NFS file system.
         """
         if not (listed := self._option("checksums", "")):
             return

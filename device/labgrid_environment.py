@@ -75,7 +75,7 @@ def own_user() -> str:
 def client_environment(coordinator: str) -> dict[str, str]:
     """Return environment variables for labgrid's programs.
 
-    One variable contains the user's name. The other prevents the use of an HTTP proxy for the coordinator.
+    One variable contains the user's name. The other prevents connections to the coordinator from using an HTTP proxy.
     """
     return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]"), "LG_USERNAME": own_user()}
 
@@ -95,8 +95,8 @@ def prepare(
 
     If the virtual machine enters the tree from a bare system, that system is also exported.
 
-    Raises ArtefactMissing if there is no exported tree, RootNeeded if the tree must be served and the user is not
-    root, and the exceptions of the export.
+    Raises ArtefactMissing if there is no exported tree, and RootNeeded if the tree must be served and the user is not
+    root. Also raises any exception that the export of the bare system raises.
     """
     command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
     if host is None and place is None:
@@ -176,7 +176,7 @@ def prepare(
 
 
 def _bare_system(config: Config) -> Layout:
-    """Return the system that the virtual machine boots before the chroot.
+    """Return the system that the virtual machine boots before it enters the chroot.
 
     If the bare system's image is missing, the virtual machine boots the exported tree.
     """

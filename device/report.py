@@ -36,7 +36,7 @@ class Series:
 
 
 def execution_label(document: Mapping[str, Any]) -> str:
-    """Return a label for the machine that ran the suite. Only the label of real hardware begins with "hardware"."""
+    """Return a label for the machine that ran the tests. Only the label of real hardware begins with "hardware"."""
     device = document["device"]
     model = device.get("model") or "no model stated"
     if device["execution"] == "hardware":
@@ -48,7 +48,7 @@ def execution_label(document: Mapping[str, Any]) -> str:
 
 
 def series_of(timing: Mapping[str, Any]) -> list[Series]:
-    """Return the lines of the chart; none if the run was not timed."""
+    """Return the chart's lines, or an empty list if the run has no timing measurements."""
     rows: Sequence[Mapping[str, Any]] = timing.get("rows", ())
 
     def points(method: str, key: str) -> tuple[tuple[int, float], ...]:
@@ -71,7 +71,7 @@ def series_of(timing: Mapping[str, Any]) -> list[Series]:
 
 
 def chart(timing: Mapping[str, Any], label: str) -> str:
-    """Return the timing as an SVG element with logarithmic axes; empty if the run was not timed.
+    """Return an SVG chart of the timing on logarithmic axes; an empty string if there are no timing measurements.
 
     ``label`` names the machine in the picture, because pictures may be copied without the surrounding text.
     """
@@ -163,7 +163,7 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
 
 
 def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one row per width: seconds per method, the published seconds, and the speed-up of the QPU kernel."""
+    """Return a row per matrix width: measured and published seconds, and the QPU kernel's speed-up over the CPU."""
     published = {row["width"]: row for row in timing.get("published", {}).get("rows", ())}
     by_width: dict[int, dict[str, Mapping[str, Any]]] = {}
     for row in timing.get("rows", ()):
@@ -219,7 +219,7 @@ def short(digest: str) -> str:
 
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested facts as the rows of a table."""
+    """Convert nested mappings and lists to table rows of a name and a value."""
     if isinstance(value, Mapping):
         return [row for key, item in value.items() for row in flat(item, f"{prefix}{key} · ")]
     if isinstance(value, (list, tuple)):

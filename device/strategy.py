@@ -1,8 +1,8 @@
 """The labgrid strategy that boots a board and logs in: off → served → booted → shell.
 
-All boards use this strategy. If the environment lacks a state's driver, the state requires no action. For example, a
-real board without a power switch is switched on by hand, and a board with its own system needs no server unless it
-mounts the tree.
+All boards use this strategy. If the environment has no driver for a state, nothing is done to enter this state. For
+example, a real board without a power switch is switched on by hand, and a board with its own system needs no server
+unless it mounts the tree.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
 
     @never_retry  # type: ignore[untyped-decorator]
     def transition(self, status: str) -> None:
-        """Go to a state through all intermediate states. After a failure, every transition raises StrategyError."""
+        """Go to a state through all intermediate states. After a failure, all later transitions raise StrategyError."""
         target = Status[status]
         while self.status.value < target.value:
             following = Status(self.status.value + 1)

@@ -66,14 +66,15 @@ def test_on_pi(
     """Run the device suite on a board, or in a virtual machine that boots the exported tree, and report the results.
 
     ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither ``host`` nor
-    ``device.host`` is set, or if ``qemu`` is set, the suite runs in a virtual machine. ``chroot`` runs the suite
-    in the exported tree, through enter-nfsroot: a ``host`` enters the tree from its own system, and the virtual
-    machine enters it from a bare system (nfsroot.bare_system). ``init`` (lean or systemd) and ``cpu`` (a CPU model that
-    QEMU knows) apply to the virtual machine only. ``keyword`` selects tests, like pytest's ``-k``. ``suite`` is a
-    folder of tests to run instead of ``tests/device``. ``place`` is a board in a lab that this user holds; it replaces
-    ``host``. ``folder`` replaces the report folder. ``test_files`` selects the test files that this board runs. With
-    ``test_files``, a run in which no test passed is not an error. ``checksums`` lists the files that the caller has
-    deployed to the board's tree, as input for ``sha256sum --check``; the board must read these files.
+    ``device.host`` is set, or if ``qemu`` is set, the suite runs in a virtual machine. With ``chroot``, the board
+    enters the exported tree with enter-nfsroot and runs the suite there: a ``host`` enters the tree from its own
+    system, and the virtual machine enters it from a bare system (nfsroot.bare_system). ``init`` (lean or systemd) and
+    ``cpu`` (a CPU model that QEMU supports) apply to the virtual machine only. ``keyword`` selects tests, like pytest's
+    ``-k``. ``suite`` is a folder of tests to run instead of ``tests/device``. ``place`` is a board in a lab that this
+    user holds; it replaces ``host``. ``folder`` replaces the report folder. ``test_files`` selects the test files that
+    this board runs. With ``test_files``, a run in which no test passed is not an error. ``checksums`` lists the files
+    that the caller has deployed to the board's tree, as input for ``sha256sum --check``; the board must read these
+    files.
 
     The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran; ChainBroken if all
     tests passed but the tested files are not the files that were built, or if the board does not read the deployed

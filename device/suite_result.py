@@ -83,7 +83,10 @@ class Paths:
 
 
 def label_junit(path: Path, document: Mapping[str, Any]) -> None:
-    """Add properties to the JUnit file: the machine, the tested commit and image, and any broken links in the chain."""
+    """Add properties to the JUnit file.
+
+    They state the machine, the tested commit and image, and the links of the chain (``device.chain``) that do not hold.
+    """
     if not path.is_file():
         return
     tree = ElementTree.parse(path)  # noqa: S314 - written by pytest on this PC

@@ -93,7 +93,7 @@ class TreeServerDriver(Driver):  # type: ignore[misc]
     def source(self, address: str = "") -> tuple[str, int]:
         """Return ``ADDRESS:/path`` and the port for mounting the tree.
 
-        ``address`` is this host's address as seen by the board.
+        ``address`` is the address at which the board reaches this host.
         """
         if self.server is None:
             raise RuntimeError("the tree is served only while the driver is active")
@@ -300,7 +300,7 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
         log: Path | None = None,
         check: bool = True,
     ) -> process.Completed:
-        """Run a shell command on the board with ``stdin`` as input. Pass each line of output to ``on_line`` at once.
+        """Run a shell command on the board with ``stdin`` as input. Pass each output line to ``on_line`` as it arrives.
 
         labgrid's ``run`` returns the output only at the end. Raises the errors of ``process.run``.
         """

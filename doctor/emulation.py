@@ -32,7 +32,7 @@ def check_registration(target: Architecture) -> Finding:
 
 
 def check_binfmt(entry: Path) -> Finding:
-    """Check the emulator's registration. With flag F, the kernel keeps the emulator open for use in containers."""
+    """Check the emulator's registration. With flag F, programs also run in containers that lack the emulator."""
     done = f"read {entry}"
     name = "binfmt flags"
     fix = "run ./inv --set-up as root to register it (in a container, start the container with --privileged)"

@@ -21,7 +21,7 @@ _CHECK = "emulator and kernel"
 
 
 def check_emulator(config: Config) -> Finding:
-    """Check whether the versions of the emulator and the kernel are a known bad pair."""
+    """Check whether the emulator and the kernel have versions that are known to fail together."""
     if (finding := native(_CHECK, config.image.target)) is not None:
         return finding
     program = emulator(config.image.target.qemu)
@@ -35,7 +35,7 @@ def check_emulator(config: Config) -> Finding:
 
 
 def judge_emulator(*, guest: str, qemu: str, package: str, kernel: str) -> Finding:
-    """Return the finding on these versions: a warning if they are a known bad pair."""
+    """Return the finding on these versions: a warning if they are known to fail together."""
     rows: list[dict[str, Any]] = tomllib.loads(_TABLE.read_text())["pair"]
     found = {"qemu": qemu, "package": package, "kernel": first_version(kernel)}
     bad = [row for row in rows if guest in row["guests"] and all(_within(row, *item) for item in found.items())]
@@ -60,7 +60,10 @@ def _package_version(program: Path) -> str:
 
 
 def _within(row: Mapping[str, Any], name: str, version: str) -> bool:
-    """Return whether a version meets a row's conditions. An empty string (an unknown version) meets no condition."""
+    """Return whether a version is within the range of a row in emulators.toml.
+
+    Every version matches a row without a range for ``name``. An empty string (an unknown version) is outside any range.
+    """
     low, high = row.get(f"{name}_from"), row.get(f"{name}_below")
     if not low and not high:
         return True

@@ -1,9 +1,9 @@
 """Run programs built for the target: small ARM programs (one also lists a directory) and a cross-compiled program.
 
-For 64-bit processes such as qemu-user, ext4 numbers directory entries with a 64-bit hash. An emulated 32-bit program
-whose C library stores this number in a 32-bit field gets the error EOVERFLOW from readdir(3). Many programs treat this
-error as the end of the directory. An initramfs built under qemu-user on ext4 then lacks nearly all drivers, and no
-error is reported. See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and
+To 64-bit processes such as qemu-user, ext4 returns a 64-bit hash as the offset of a directory entry. An emulated 32-bit
+program whose C library stores this offset in a 32-bit field gets the error EOVERFLOW from readdir(3). Many programs
+treat this error as the end of the directory. An initramfs built under qemu-user on ext4 then lacks nearly all drivers,
+and no error is reported. See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and
 https://lore.kernel.org/lkml/87bm56vqg4.fsf@mid.deneb.enyo.de/.
 """
 
@@ -56,7 +56,7 @@ def _execution(name: str, program: Path, *, output: bytes) -> Finding:
 
 
 def check_listing(folder: Path) -> Finding:
-    """List a directory of 64 files on the build disk with a 32-bit process (see the module docstring)."""
+    """Run a 32-bit program that lists a directory of 64 files on the build disk (see the module docstring)."""
     name = "32-bit directory listing"
     program = write_probe(folder)
     listed = folder / "listed"

@@ -11,7 +11,10 @@ from toolchain import process
 
 
 def check_virtual_machine(emulator: str) -> Finding:
-    """Check the program ``emulator``, QEMU's system emulator. KVM is not checked: it cannot run these guests."""
+    """Check QEMU's system emulator, the program ``emulator``.
+
+    KVM is not checked, because it cannot run guests of another architecture.
+    """
     name, done = "virtual machine", f"listed the machine types of {emulator}"
     program = process.require_program(emulator, "to boot the exported tree")
     machines = process.output_of([program, "-machine", "help"], limit_s=RUN_LIMIT_S)

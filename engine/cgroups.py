@@ -18,7 +18,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def mount_commands(proc_cgroups: str, mounted: Sequence[str]) -> list[list[str]]:
-    """Return the commands that mount the cgroup hierarchies, or an empty list if some are already mounted.
+    """Return the commands that mount the cgroup hierarchies, or an empty list if any hierarchy is mounted already.
 
     ``proc_cgroups`` is the text of /proc/cgroups (name, hierarchy, number, enabled). ``mounted`` lists the types of the
     file systems mounted at and below /sys/fs/cgroup. A controller whose hierarchy number is 0 is available to cgroups

@@ -164,7 +164,7 @@ def not_accessible(address: str) -> bool:
 
 
 def group_name(number: int) -> str:
-    """Return the group's name, or its number if it has no name."""
+    """Return the name of the group with this number, or the number as text if the group has no name."""
     try:
         return grp.getgrgid(number).gr_name
     except KeyError:

@@ -57,7 +57,7 @@ def _namespace() -> str:
 
 
 def remove_abandoned() -> None:
-    """Remove the running and stopped containers of processes that no longer exist, and print their names.
+    """Remove the containers, running or stopped, of processes that no longer exist. Print each container's name.
 
     Does nothing if no engine responds.
     """

@@ -16,9 +16,9 @@ def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
     """Return the proxy variables in lower and upper case, for build arguments and the build steps' environment.
 
     curl reads only the lower-case ``http_proxy``; other programs read only upper-case names. apt ignores ``all_proxy``,
-    so if ``http_proxy`` or ``https_proxy`` is not set, it receives the value of ``all_proxy``. The names of the
-    variables are Docker's predefined build arguments, which are neither recorded in the image's history nor part of the
-    build cache's key.
+    so ``http_proxy`` and ``https_proxy`` get the value of ``all_proxy`` unless they are set. The names of the variables
+    are Docker's predefined build arguments, which are neither recorded in the image's history nor part of the build
+    cache's key.
     """
     source = os.environ if environ is None else environ
     given = {name: source.get(name) or source.get(name.upper()) or "" for name in _NAMES}
@@ -29,7 +29,7 @@ def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 
 def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for a ``dockerd`` that is started here, with the proxies from ``build_environment``.
+    """Return the environment for a ``dockerd`` that pitorch starts, with the proxies from ``build_environment``.
 
     ``all_proxy`` is omitted: if it names an HTTP proxy, dockerd ignores it; if it names a SOCKS proxy, dockerd uses it
     in addition to ``http_proxy`` and ``https_proxy`` (observed with 20.10). The only SOCKS scheme that Go's HTTP

@@ -1,10 +1,10 @@
-"""Use a running engine, or start one.
+"""Use a running Docker engine, or start one.
 
 1. An engine that responds at the selected address (engine.connect) is used unchanged.
 2. If no engine responds and systemd is the init system, systemd starts ``docker.service``.
 3. Otherwise (in containers and CI), this module starts ``dockerd`` in a separate session, so that it outlives the task.
 
-A ``dockerd`` started in step 3 is recorded; ``stop_daemon`` stops it (engine.dockerd, engine.stop).
+Step 3 records the ``dockerd`` that it starts, so that ``stop_daemon`` can stop it (engine.dockerd, engine.stop).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def ensure_running(config: Config) -> EngineInfo:
 
 
 def ensure_daemon(daemon: Daemon, selection: Selection | None = None) -> EngineInfo:
-    """Use a running engine, or start ``daemon`` unless the user selected another engine."""
+    """Use a running engine. If there is none, start ``daemon``, unless the user selected another engine."""
     selection = selection or Selection()
     wanted = selection if selection.host else Selection(daemon.host)
     with contextlib.suppress(EngineUnavailable):
@@ -157,7 +157,9 @@ def _start(daemon: Daemon) -> EngineInfo:
 
 
 def socket_group() -> int:
-    """Return the group that can access the socket of a ``dockerd`` started here. Members of the group can become root.
+    """Return the group that can access the socket of a ``dockerd`` that this module starts.
+
+    Members of the group can become root.
 
     For root, this is root's group. For another user, it is the user's primary group if that group has the user's name
     and no other members; otherwise, it is the group docker. Raises EngineUnavailable if the user needs the group docker
@@ -244,7 +246,7 @@ def _ended_early(daemon: Daemon, offset: int) -> UserError:
 
 
 def _fix_for(tail: str) -> str:
-    """Return the fix for the likely cause of dockerd's early exit."""
+    """Return the fix for the likely reason why dockerd exited early, according to the end of its log."""
     lowered = tail.lower()
     known = (
         ("needs to be started with root", "run as root, or install sudo"),

@@ -74,7 +74,7 @@ def opened(path: Path) -> Tensor:
 
 
 def frame(source: str) -> Tensor:
-    """Return a frame in the format that ``opened`` returns.
+    """Read one frame from ``source``, and return it in the same format as ``opened``.
 
     ``source`` is the number of a camera, the path of a video file, or a URL.
     """
@@ -102,7 +102,7 @@ def network(name: str, weights: Path) -> nn.Module:
 
 
 def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
-    """Return the model quantised to int8, with the value ranges that occur for the examples."""
+    """Return the model quantised to int8. Running the model on ``examples`` determines the value ranges."""
     model = loaded(torchvision.models.get_model(f"quantized_{name}", quantize=False), weights)
     model.fuse_model()
     model.qconfig = quantization.get_default_qconfig("qnnpack")
@@ -123,9 +123,9 @@ def loaded(model: nn.Module, weights: Path) -> nn.Module:
 
 
 def run(model: nn.Module, picture: Tensor, times: int) -> tuple[Tensor, float]:
-    """Return the probabilities of the classes, and the median time in milliseconds.
+    """Return the probabilities of the classes, and the median duration of ``times`` calls of the model in milliseconds.
 
-    The first call is not counted, because it packs the weights.
+    The first call is not included in the median, because it packs the weights.
     """
     seconds = []
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Run a kernel on this PC or on an ARM board: add 1.0 to each of 1024 floats, check the result, and time the kernel.
+"""Run a kernel on this PC or on an ARM board: add 1.0 to each of 1024 floats, check the result, and measure the time.
 
     .venv/bin/pip install -e '.[remote]'
     .venv/bin/python examples/remote_add.py --local-demo          on this PC
@@ -27,7 +27,7 @@ LENGTH = 1024
 
 
 def main() -> None:
-    """Compile, upload, run, check and time the kernel."""
+    """Compile, upload and run the kernel, check its result, and measure its time."""
     parser = argparse.ArgumentParser(description="Add 1.0 to each of 1024 floats, on this PC or on a board.")
     parser.add_argument("--local-demo", action="store_true", help="run on this PC instead of the board")
     parser.add_argument("--config", type=Path, default=Path(__file__).with_name("board.toml"))

@@ -275,7 +275,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Return one line of text per function: the first unchecked functions, then the first unproven functions."""
+    """Describe the first few unchecked functions, then the first few unproven functions, in one line of text each."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

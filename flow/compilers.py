@@ -26,7 +26,7 @@ def is_extension_cross_compiled(context: Context) -> bool:
 
 
 def library_image(context: Context) -> str:
-    """Return the role of the image that compiles libqpu; the role does not depend on ``build.native_compiler``."""
+    """Return the role of the image that compiles libqpu. The setting ``build.native_compiler`` does not affect it."""
     return "dev" if emulated_compiler_reason(context) else "builder"
 
 

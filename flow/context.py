@@ -89,12 +89,12 @@ class Context:
 
     @property
     def torch_site(self) -> Path:
-        """The folder with torch, unpacked as in the target root."""
+        """The folder into which torch is unpacked, with the same layout as the target's root filesystem."""
         return self.root / "torch-site"
 
     @property
     def libqpu_stage(self) -> Path:
-        """The folder with libqpu, unpacked as in the target root."""
+        """The folder into which libqpu is unpacked, with the same layout as the target's root filesystem."""
         return self.root / "libqpu"
 
     def log(self, step: str) -> Path:

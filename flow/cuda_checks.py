@@ -34,7 +34,7 @@ _RELEASE = re.compile(r"\d+\.\d+\.\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The test results. ``reasons`` contains the reasons why tests were skipped."""
+    """The test results. ``reasons`` states why tests were skipped."""
 
     torch: str
     passed: int
@@ -139,7 +139,7 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
 
 
 def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
-    """Install the wheel, and run its tests with the native environment's torch or, if given, the release ``torch``.
+    """Install the wheel and run its tests. ``torch`` is the release to use; empty: the native environment's torch.
 
     Raises ChecksFailed with the last lines of pytest's output, and the same exceptions as ``other_torch``.
     """
@@ -183,7 +183,7 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
 
 
 def interpreter(config: Config) -> Path:
-    """Return ``cuda-timing``'s Python: the configured one, else the native environment's, else the running one."""
+    """Return the Python for ``cuda-timing``: the configured one, else the native environment's, else this process's."""
     if config.cuda.python:
         return ROOT / config.cuda.python
     ours = native.python_of(config)

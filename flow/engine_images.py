@@ -1,4 +1,4 @@
-"""Load a root into the engine as an image, and check that the engine still has the image."""
+"""Load a root filesystem into the engine as an image, and check whether the engine still has this image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_ENGINE = "no engine is running"
 
 
 def load_root(context: Context, role: str, tar: Path, architecture: Architecture) -> Made:
-    """Load a root's tar as the image for a role."""
+    """Load the tar archive of a root filesystem into the engine, as the image for ``role``."""
     reference = context.config.image_reference(role)
     layer = Artefact.of(tar)
     loaded = archive.load(context.client, [archive.Layer(layer)], reference, architecture, epoch=context.epoch)
@@ -26,7 +26,7 @@ def load_root(context: Context, role: str, tar: Path, architecture: Architecture
 
 
 def image_missing(context: Context, role: str) -> Callable[[Manifest], str]:
-    """Return a function for ``Step.missing``: it checks whether the engine still has the step's image for a role."""
+    """Return a function for ``Step.missing`` that checks whether the engine still has the step's image for ``role``."""
 
     def probe(made: Manifest) -> str:
         try:

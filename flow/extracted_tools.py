@@ -30,7 +30,7 @@ def cpu_tools(config: Config) -> Path:
 
 
 def rust_toolchain(context: Context) -> Path:
-    """Return the folder with the native Rust toolchain, with scripts that run its programs in a container."""
+    """Return the folder with the native Rust toolchain and the scripts that run its programs in a container."""
     return ready(
         context,
         "rust",

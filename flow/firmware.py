@@ -17,7 +17,7 @@ SUITE = "trixie"
 
 @dataclass(frozen=True)
 class Firmware:
-    """The folder with the firmware, the file with its licence, and the package's file name and SHA-256."""
+    """The firmware's folder and licence file, and the file name and SHA-256 of the package that contains both."""
 
     folder: Path
     licence: Path

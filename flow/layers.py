@@ -38,7 +38,7 @@ def labels(image: ImageConfig, needs: Mapping[str, Manifest]) -> dict[str, str]:
 
 
 def wheels_in(needs: Mapping[str, Manifest]) -> list[dict[str, Any]]:
-    """Return the ``name``, ``size`` and ``sha256`` of an image's wheels, from the manifests of its steps.
+    """Read the ``name``, ``size`` and ``sha256`` of each wheel in an image from the manifests of the image's steps.
 
     A value that an older manifest does not record is empty or None.
     """

@@ -29,7 +29,7 @@ _NEED_ROOT = ("tools", "builder", "dev", "rootfs")
 
 @dataclass(frozen=True)
 class Built:
-    """The manifests of all steps, the names of those that ran, and the duration of the whole build in seconds."""
+    """The manifests of all steps, the names of the steps that ran, and the duration of the build in seconds."""
 
     manifests: tuple[Manifest, ...]
     ran: frozenset[str]
@@ -41,7 +41,7 @@ class Built:
 
     @property
     def rows(self) -> list[progress.Row]:
-        """Return the rows of the final table."""
+        """Return the rows of the table that the task prints at the end."""
         rows = []
         for item in self.manifests:
             note = "made now" if item.step in self.ran else "unchanged"
@@ -102,7 +102,8 @@ def build_image(
 ) -> Built:
     """Bring the system image, or the steps named in ``only``, up to date; ``reuse`` is described in ``Context``.
 
-    Raises RootNeeded before anything is changed, or the failed step's UserError.
+    Raises RootNeeded, before anything is changed, if a step must make a root filesystem and the user is not root.
+    Raises the failed step's UserError.
     """
     began = time.monotonic()
     if os.geteuid() != 0:
@@ -135,7 +136,8 @@ def _require_root(decisions: Sequence[Decision], task: str) -> None:
 def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
     """Bring the workbench image up to date for a task.
 
-    Raises RootNeeded before anything is changed, or the failed step's UserError.
+    Raises RootNeeded, before anything is changed, if a step must make a root filesystem and the user is not root.
+    Raises the failed step's UserError.
     """
     if os.geteuid() != 0:
         with Context(config) as context:

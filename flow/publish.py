@@ -93,8 +93,8 @@ def pull(configs: Sequence[Config], *, verify: bool, key: Path | None) -> list[P
 def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
     """Verify an image in a registry: all digests, the signature, the statements, and every layer's contents.
 
-    Raises UserError if the name or the key is invalid; ConfigError if there is no key; SignatureRefused; or the same
-    exceptions as ``registry.client.pull``.
+    Raises UserError if the name or the key is invalid, ConfigError if there is no key, SignatureRefused if one of these
+    checks fails or a newer image was verified before, and the same exceptions as ``registry.client.pull``.
     """
     wanted = reference.parse(name)
     chosen = public_key(config, key)
@@ -143,8 +143,10 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     """Verify a file: its signed statement, its provenance and, if the file is a bill of materials, its format.
 
     If a signed provenance also lists other products, those in the file's folder must match the provenance too. If
-    ``key`` or ``registry.public_key`` is set, the file must be signed. Raises SignatureRefused; ConfigError if a key is
-    needed but not set; ArtefactDamaged; or ArtefactMissing if there is nothing to verify the file with.
+    ``key`` or ``registry.public_key`` is set, the file must be signed. Raises SignatureRefused if the signature is
+    missing or invalid, or if a signed statement does not match; ConfigError if a key is needed but not set;
+    ArtefactDamaged if a provenance or bill of materials is invalid, or if a wheel does not match its provenance; or
+    ArtefactMissing if there is nothing to verify the file with.
     """
     lines = []
     statement = provenance.path_for(path)
@@ -204,7 +206,7 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
 
 
 def _checked_products(path: Path, signed: Mapping[str, Any]) -> list[str]:
-    """Compare the products that a signed provenance lists with the files next to ``path``; return one line for each.
+    """Compare each product in a signed provenance with its file in the folder of ``path``; return one line per product.
 
     Raises SignatureRefused.
     """

@@ -36,7 +36,7 @@ def root_spec(
 
 
 def common_packages(context: Context) -> tuple[str, ...]:
-    """Return the packages that the target root contains with or without a torch wheel."""
+    """Return the packages that the target root contains regardless of whether there is a torch wheel."""
     common = {
         *packages_for("base", context.image),
         *packages_for("board", context.image),
@@ -59,7 +59,7 @@ def common_packages(context: Context) -> tuple[str, ...]:
 
 
 def absent_warnings(context: Context) -> tuple[str, ...]:
-    """Return a warning for each package of ``image.ml_packages`` that the release does not have."""
+    """Return a warning for each package that ``image.ml_packages`` requires but the distribution's release lacks."""
     absent = packages_not_in("ml_packages", context.image) if context.image.ml_packages else ()
     return tuple(f"{name} is NOT in the image: {context.image.suite} does not have it" for name in absent)
 
@@ -75,7 +75,7 @@ def target_spec(context: Context, needs: Mapping[str, Manifest]) -> rootfs.RootS
 
 
 def target_packages(context: Context) -> dict[str, str]:
-    """Return the packages of ``target_spec`` as step inputs."""
+    """Return the packages that ``target_spec`` may include, as inputs of a step."""
     return {
         "packages": " ".join(common_packages(context)),
         "torch packages": " ".join((*context.suite.torch_libraries, *context.suite.torch_python)),
@@ -97,7 +97,7 @@ def overlays(context: Context, *others: str) -> tuple[Path, ...]:
 
 
 def overlay_inputs(folders: Sequence[Path]) -> dict[str, str]:
-    """Return the overlays and mmdebstrap's hooks as step inputs."""
+    """Return the hashes of the overlays and of mmdebstrap's hooks, as inputs of a step."""
     return {
         "hook": files.tree_fingerprint(rootfs.HERE / "hooks"),
         "overlay": " ".join(f"{folder.name}:{files.tree_fingerprint(folder)}" for folder in folders) or "none",
@@ -110,7 +110,10 @@ def mmdebstrap_inputs(context: Context) -> dict[str, str]:
 
 
 def require_execution(context: Context) -> None:
-    """Execute a small program that is built for the target. Raises UserError if the program does not run."""
+    """Check that this PC runs programs for the target, by executing a small one.
+
+    Raises UserError if it does not run.
+    """
     if context.target != context.native and context.target.debian in probe.PROGRAMS:
         with files.scratch_folder(context.root / "work", "probe") as scratch:
             program = scratch / "probe"

@@ -1,8 +1,9 @@
 """``serve-wheels``: serve this PC's wheels to pip on boards.
 
 The index offers the wheels in the wheelhouses, the torch wheel that would be installed in the image
-(recipes.torch.resolve), its companions if they have been built, and TVM FFI's wheel. Other torch wheels that fit the
-image are omitted, because pip would choose the newest one, and the board's torch could differ from the image's.
+(recipes.torch.resolve), the matching torchvision and torchaudio wheels if they have been built, and the apache-tvm-ffi
+wheel. Other torch wheels that fit the image are omitted, because pip would choose the newest one, and the board's torch
+could differ from the image's.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from wheels.wheelhouse import wheelhouses
 class Offer:
     """The wheels to serve for a configuration. Calling the object returns the current wheels as a dict by file name.
 
-    An audit takes seconds, so torch, its companions and TVM's FFI are chosen and audited again only if the available
-    wheels have changed. If a wheel is damaged or was built for another machine, the constructor raises the same
-    exceptions as ``resolve.resolve`` and ``tvm_ffi.find``; later calls skip such a wheel with a warning.
+    An audit takes seconds, so the wheels for torch, torchvision, torchaudio and apache-tvm-ffi are chosen and audited
+    again only if the available wheels have changed. If a wheel is damaged or was built for another machine, the
+    constructor raises the same exceptions as ``resolve.resolve`` and ``tvm_ffi.find``; later calls skip such a wheel
+    with a warning.
     """
 
     def __init__(self, config: Config) -> None:
@@ -58,7 +60,7 @@ class Offer:
         return dict(sorted({**found, **{path.name: path for path in chosen}}.items()))
 
     def notes(self) -> list[str]:
-        """Return a line about each torch wheel that is not served."""
+        """Return one line for each torch wheel that is not served, with the reason."""
         if self.torch.wheel is None:
             return [f"torch is not served: {self.torch.reason}"]
         if self.torch.wheel.is_symlink():

@@ -31,8 +31,9 @@ _WITHOUT_PROVENANCE = (tvm_ffi.NAME, companions.NAME)
 def wanted(config: Config) -> Iterator[tuple[str, str, bool]]:
     """Yield each artefact's name and key for this configuration, and whether the artefact is required.
 
-    Optional artefacts may be missing from the registry. The key of torchvision and torchaudio depends on the torch
-    wheel that is available when the iterator reaches this key. Raises RecipeInvalid if no recipe builds torch.
+    Optional artefacts may be missing from the registry. The key of torchvision and torchaudio depends on the available
+    torch wheel. This key is therefore computed last, when the caller may already have pulled that wheel. Raises
+    RecipeInvalid if no recipe builds torch.
     """
     key = resolve.key(config)
     if not key:
@@ -50,7 +51,7 @@ def wanted(config: Config) -> Iterator[tuple[str, str, bool]]:
 
 
 def pull_artefacts(config: Config) -> list[artefacts.Shared]:
-    """Pull the artefacts that this checkout would build, and any optional ones.
+    """Pull the artefacts that ``wanted`` yields; skip optional artefacts that the registry lacks.
 
     Raises the same exceptions as ``artefacts.pull``.
     """

@@ -66,7 +66,7 @@ def _wheel_in(made: Manifest) -> Path:
 
 
 def _note(made: Manifest) -> str:
-    """Return a note that the wheel is from the artefact cache, or a note with the rate of ccache hits in its build."""
+    """Return a note: either that the wheel is from the artefact cache, or the ccache hit rate of its build."""
     if "cache" in made.facts:
         return "from the artefact cache"
     used = made.facts.get("ccache", {"hits": 0, "calls": 0})
@@ -88,9 +88,9 @@ def plan(config: Config, *, again: bool = False) -> list[Decision]:
 
 
 def build_torch(config: Config, *, again: bool = False) -> Done:
-    """Bring the wheel up to date. Raises the failed step's UserError.
+    """Build the wheel unless it is up to date. Raises the UserError of a step that fails.
 
-    With ``again``, compile a wheel even if there is one, because ``verify`` and ``bench`` need a build tree.
+    With ``again``, compile the wheel even if it exists. This creates the build tree that ``verify`` and ``bench`` need.
     """
     began = time.monotonic()
     ensure_running(config)
@@ -120,7 +120,7 @@ def _restore_in_cache(config: Config, made: Manifest) -> None:
 
 
 def ready_builder(context: Context) -> building.Builder:
-    """Bring the steps before the wheel up to date, and return the builder. Raises the failed step's UserError."""
+    """Bring the steps before the wheel up to date and return the builder. Raises the UserError of a step that fails."""
     pipeline = pipelines.torch_job(context)
     decisions = pipeline.plan(only=("torch-builder", "torch-source"))
     return torch_wheel.builder_of(context, {item.step: item for item in pipeline.execute(decisions)})

@@ -22,7 +22,7 @@ from wheels.wheelhouse import place, wheelhouses
 
 @dataclass(frozen=True)
 class Done:
-    """A wheel in the wheelhouse, and the duration of the whole job in seconds."""
+    """The wheel in the wheelhouse, and how long the whole job took, in seconds."""
 
     wheel: Artefact
     manifests: tuple[Manifest, ...]

@@ -1,4 +1,4 @@
-"""Run upstream's test files with the image's torch in a container for the target, and count the results.
+"""Run PyTorch's own test files with the image's torch, in a container for the target, and count the results.
 
 The files come from the source package that the recipe pins. A failure is *explained* if ``upstream.toml`` states a
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
@@ -8,8 +8,8 @@ pytest's exit status does not show whether a file was completed: it may be the s
 and pytest itself can be killed. Therefore, the collected tests are compared with those whose teardown was reported. The
 remaining tests count as *not run*.
 
-A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` is every fourth test in alphabetical order,
-starting with the second.
+A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` contains every fourth test in alphabetical
+order, starting with the second.
 
 The report is written after each file. Because the tests of all files take hours, a run without names continues an
 interrupted run: it skips the files that were completed with the installed torch and without unexplained failures. The
@@ -142,7 +142,7 @@ class Outcome:
         return f"{len(self.results)} of upstream's test files: {counts}" + (f"; {cut} not completed" if cut else "")
 
     def table(self) -> str:
-        """Return a table with a line per file."""
+        """Return a table of the results, with one line per file."""
         width = max(len(item.file) for item in self.results)
         head = f"{'file':{width}}" + "".join(f"{kind:>11}" for kind in _KINDS) + f"{'seconds':>10}"
         lines = [
@@ -382,7 +382,7 @@ def tally(
     signal_at: float = math.inf,
     hung: bool = False,
 ) -> Result:
-    """Return a file's result from the lines of pytest-reportlog (one JSON report each).
+    """Return a file's result, based on the lines that pytest-reportlog wrote (each is a JSON report).
 
     ``signal_at`` is the time at which the limit is reached, in Unix seconds. A test that fails after
     ``signal_at`` counts as not run, because torch can turn the KeyboardInterrupt into another exception. ``hung`` means

@@ -51,9 +51,9 @@ class Verified:
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
     """Rebuild a sample of objects or the whole wheel, and compare the result with the earlier build.
 
-    Raises RecipeInvalid for a target that the recipe does not build, before the engine is started; ChecksFailed with
-    the names of the differing files; or ArtefactMissing if there is no complete build. If an object does not compile,
-    raises DiskFull or CommandFailed, as ``Builder.run`` does.
+    Raises RecipeInvalid, before the engine is started, for a target that the recipe does not build; ChecksFailed, with
+    the names of the differing files, if the bytes differ; or ArtefactMissing if there is no complete build. If an
+    object does not compile, raises DiskFull or CommandFailed, as ``Builder.run`` does.
     """
     building.Plan.of(load("torch"), config, load_suite(config.image.suite))
     ensure_running(config)
@@ -151,7 +151,7 @@ def _full(root: Path, builder: building.Builder, wheel: Path, where: str) -> Ver
 def wheels_to_compare(config: Config) -> list[tuple[Path, str]]:
     """Return earlier wheels with the recipe's current key, and their origins.
 
-    If there is no such wheel, raises the error of the first unusable wheel, if any, or else ArtefactMissing.
+    If there is no such wheel, raises ArtefactMissing, or the error of the first unusable wheel if one was found.
     """
     refused: list[str] = []
     unusable: list[resolve.Unusable] = []

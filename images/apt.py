@@ -401,7 +401,7 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source, with the origin from the index in ``scratch`` if the source is limited to some packages.
+    """Return the source; if it has package patterns (``only``), with the Origin field of the index in ``scratch``.
 
     Raises MirrorPocketUnusable if the index does not contain the origin.
     """
@@ -523,7 +523,7 @@ def download_alone(sources: tuple[Source, ...], lists: Path, package: str, folde
 
 
 def _installed(name: str, architecture: str) -> str:
-    """Return an entry for dpkg's status file: an installed package with a version that satisfies all dependencies."""
+    """Return a dpkg status entry for an installed package, in a version that satisfies all dependencies."""
     package, _, other = name.partition(":")
     fields = (
         ("Package", package),
@@ -638,7 +638,7 @@ def package_names(lists: Path, architecture: str) -> set[str]:
 def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *, in_root: bool = False) -> str:
     """Return the sources.list for a root with these architectures; sources for other architectures are omitted.
 
-    Keyring paths are those on this PC or, with ``in_root``, those in the root.
+    The paths of the keyrings are those on this PC or, if ``in_root`` is true, those in the root.
     """
     lines = []
     for source in sources:

@@ -174,7 +174,7 @@ def packages_for(role: str, image: ImageConfig) -> tuple[str, ...]:
 
 
 def packages_not_in(role: str, image: ImageConfig) -> tuple[str, ...]:
-    """Return the packages of a role that the image's release does not have."""
+    """Return those packages of a role that do not exist in the image's release."""
     return tuple(_read(HERE / "packages.toml")[role].get("not_in", {}).get(image.suite, ()))
 
 

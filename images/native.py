@@ -49,12 +49,14 @@ class Mounts:
     environment: dict[str, str] = field(default_factory=dict)
 
     def binds(self) -> list[str]:
-        """Return the mounts in the format of the engine's API, which supports several targets per source."""
+        """Return the mounts in the format of the engine's API, in which several mounts can have the same source."""
         return [f"{source}:{target}:ro" for target, source in self.paths.items()]
 
 
 def make_farm(folder: Path, dev_tar: Path, target: Architecture, suite: Suite) -> None:
-    """Create the cross compiler's farm of symbolic links for a dev root as ``folder``. An old folder is replaced.
+    """Create ``folder`` with the symbolic links that the cross compiler needs for a dev root.
+
+    An existing folder is replaced.
 
     ``dev_tar`` is the dev root's tar archive; its entries determine which links are created.
     """

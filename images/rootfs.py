@@ -110,9 +110,9 @@ class RootSpec:
 
 
 def require_execution(architecture: Architecture, probe: Path) -> None:
-    """Execute a program for another architecture. Raises UserError if it does not run.
+    """Check that this machine can execute programs for ``architecture``. Raises UserError if it cannot.
 
-    ``probe`` is a static executable of that architecture that exits with status 0.
+    The check runs ``probe``, a static executable for that architecture that exits with status 0.
     """
     try:
         environment = {**os.environ, **architecture.emulation}
@@ -267,7 +267,7 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
 
 
 def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
-    """Pack extracted native programs reproducibly as a container's root filesystem (``files.pack``).
+    """Pack extracted native programs into a reproducible tar (``files.pack``), as a container's root filesystem.
 
     The packages are not configured; only the links that lead to programs are created. Files that no build reads are
     omitted, because the engine reads and writes every byte of an image several times. Raises DiskFull.

@@ -52,7 +52,7 @@ def add_programs(folder: Path, suite: Suite) -> None:
 
 
 def rust_mounts(folder: Path, target: Architecture, suite: Suite) -> Mounts:
-    """Return the mounts of the Rust toolchain for a dev container that has the native compiler's mounts."""
+    """Return the mounts that add the Rust toolchain to a dev container in which the native compiler is mounted."""
     triple, host = (_TRIPLES[item.debian] for item in (target, host_architecture()))
     return Mounts(
         {PLACE: folder, **{f"/usr/bin/{name}": folder / "start" / name for name in ("rustc", "cargo")}},

@@ -1,8 +1,8 @@
 """Write a root filesystem's bill of materials (SBOM) as SPDX 2.3 and CycloneDX 1.6, both in JSON.
 
-debsbom reads the packages from dpkg's status. This project's wheels and libraries are added, each with its file's
-SHA-256. The same input produces the same bytes: identifiers are derived from the contents, and the time is that of the
-image.
+debsbom reads the list of packages from dpkg's status file. This project's wheels and libraries are added, each with its
+file's SHA-256. The same input produces the same bytes: identifiers are derived from the contents, and the creation time
+is set to that of the image.
 
 Both documents are validated before they are written: SPDX by spdx-tools, CycloneDX by the JSON schema in
 cyclonedx-python-lib.
@@ -101,9 +101,9 @@ def write(
 ) -> tuple[Path, ...]:
     """Write a root's bill of materials into ``folder``; return the documents' paths in the order of ``NAMES``.
 
-    ``root`` is a folder or a tar. ``label`` is the system's version, such as SUITE-ARCHITECTURE. ``packages`` contains
-    a line with the SHA-256 and file name of each Debian package; the SHA-256 is added to the package with the same name
-    and version. ``epoch`` is the documents' creation time in Unix seconds.
+    ``root`` is a folder or a tar archive. ``label`` is the system's version, such as SUITE-ARCHITECTURE. ``packages``
+    contains a line with the SHA-256 and file name of each Debian package; the SHA-256 is added to the package with the
+    same name and version. ``epoch`` is the documents' creation time in Unix seconds.
 
     Raises ArtefactMissing for a root without packages; ArtefactDamaged for an invalid document; or CommandFailed.
     """
@@ -136,7 +136,7 @@ def write(
 
 
 def add(folder: Path, parts: Sequence[Part], packages: Iterable[str] = ()) -> None:
-    """Add the parts, and the SHA-256 values in ``packages``, to the documents in ``folder``.
+    """Add ``parts``, and the SHA-256 values from ``packages``, to the two documents in ``folder``.
 
     The parameters are those of ``write``. Raises ArtefactDamaged for an invalid document.
     """
@@ -179,7 +179,7 @@ def _file_name(purl: str) -> str:
 
 
 def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Add the parts, the packages' SHA-256 values, and a namespace derived from the contents to an SPDX document."""
+    """Add ``parts``, the packages' SHA-256 values, and a content-derived namespace to an SPDX document."""
     for item in document["packages"]:
         purls = [
             other["referenceLocator"] for other in item.get("externalRefs", ()) if other["referenceType"] == "purl"
@@ -218,7 +218,7 @@ def _complete_spdx(document: dict[str, Any], parts: Sequence[Part], sums: Mappin
 
 
 def _complete_cyclonedx(document: dict[str, Any], parts: Sequence[Part], sums: Mapping[str, str]) -> None:
-    """Add the parts, the packages' SHA-256, and a serial number derived from the contents to a CycloneDX document."""
+    """Add ``parts``, the packages' SHA-256 values, and a content-derived serial number to a CycloneDX document."""
     for item in document["components"]:
         if "purl" in item and (found := sums.get(_file_name(item["purl"]))):
             item["hashes"] = [{"alg": "SHA-256", "content": found}]
@@ -247,7 +247,7 @@ def _digest(document: Mapping[str, Any]) -> str:
 
 
 def require_valid(path: Path) -> None:
-    """Validate a document with its format's library. Raises ArtefactDamaged, which lists the first faults."""
+    """Validate a document with the library for its format. Raises ArtefactDamaged, which lists the first errors."""
     check = _faults_of_spdx if path.name.endswith(".spdx.json") else _faults_of_cyclonedx
     if faults := check(path):
         raise ArtefactDamaged(

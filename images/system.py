@@ -1,7 +1,7 @@
 """Build the system image: the root filesystem and one layer per recipe.
 
-The Dockerfile is rendered from a template; it depends only on the arguments of ``render``. ``ADD`` unpacks the layers
-from tars. Layers that change rarely come first, so a changed QPU kernel replaces only one small layer. Only
+The Dockerfile is rendered from a template; it depends only on the arguments of ``render``. ``ADD`` unpacks the layers'
+tar archives. Layers that change rarely come first, so a changed QPU kernel replaces only one small layer. Only
 ``ldconfig`` is emulated.
 """
 
@@ -51,7 +51,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Layer:
-    """A tar that is unpacked at the image's root."""
+    """A tar archive that is unpacked into the image's root directory."""
 
     name: str
     tar: Path
@@ -141,7 +141,7 @@ def inspect(
     """Import the modules and load libqpu in a container created from the image; return the versions.
 
     ``own_libqpu`` states that the image contains this project's libqpu and thus qpu-info. Raises CommandFailed if a
-    module or libqpu does not load; the image then does not become a product.
+    module or libqpu does not load; the image is then not recorded as a product.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:

@@ -1,4 +1,4 @@
-"""Access a board over SSH with its address, the export's login key and the board's pinned host key.
+"""Access a board over SSH with the login key that the export created and the board's pinned host key.
 
 ssh looks up the host key under a fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
 board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. With or

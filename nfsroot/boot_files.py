@@ -56,7 +56,7 @@ _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
 
 @dataclass(frozen=True, kw_only=True)
 class BootParts:
-    """The files of a tree that a board fetches before it mounts its root. Absent files are None or empty."""
+    """The files in a tree that a board fetches before it mounts its root filesystem. Absent files are None or empty."""
 
     kernel: Path | None
     initramfs: Path | None
@@ -138,7 +138,7 @@ def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
 
 
 def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) -> list[str]:
-    """Write the files for ``tree`` into ``folder``; the files refer to the paths in ``final``.
+    """Write the files for ``tree`` into ``folder``. Paths in the files refer to the export's final location, ``final``.
 
     Returns the warnings, for example that files for a network boot are missing.
     """
@@ -279,10 +279,11 @@ def write_board_files(config: Config, parts: BootParts, folder: Path, command_li
 def lease_range(
     subnet: ipaddress.IPv4Network, server: ipaddress.IPv4Address
 ) -> tuple[ipaddress.IPv4Address, ipaddress.IPv4Address] | None:
-    """Return the first and last address for boards: the second fifth of the subnet, or all of a small subnet.
+    """Return the first and the last address of the range from which DHCP assigns addresses to boards.
 
-    The server's address is not included. Returns None if the subnet has no address for a board. The addresses are not
-    enumerated, because a /8 has 16 million.
+    The range is the second fifth of the subnet, or all of a small subnet. It is shortened to exclude the server's
+    address. Returns None if the subnet has no address for a board. The addresses are not enumerated, because a /8 has
+    16 million.
     """
     low, high = subnet.network_address + 1, subnet.broadcast_address - 1
     count = int(high) - int(low) + 1

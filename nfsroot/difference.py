@@ -1,8 +1,8 @@
 """``diff``: list the packages, wheels and files that differ between two systems.
 
 A system is an image in the engine, an exported tree, a tar archive of a root filesystem, or a bill of materials. A bill
-of materials does not list files. In the other kinds of system, packages are read from dpkg's status, and wheels from
-their records in /usr/local and /opt.
+of materials does not list files. For the other kinds of systems, packages are read from dpkg's status file, and wheels
+from their RECORD files in /usr/local and /opt.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class System:
 
 @dataclass(frozen=True)
 class Change:
-    """A difference; ``old`` or ``new`` is empty if only one system has the item. Sizes are in bytes, or None."""
+    """An item that differs. ``old`` or ``new`` is empty if that system lacks the item. Sizes are in bytes, or None."""
 
     name: str
     old: str
@@ -92,7 +92,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The differences between two systems. ``files`` is None if either is a bill of materials."""
+    """The differences between two systems. ``files`` is None if either system is a bill of materials."""
 
     old: System
     new: System
@@ -147,10 +147,12 @@ def _cell(text: str, size: int | None) -> str:
 
 
 def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
-    """Return the differences between two systems. A name is a path (relative to ``folder``) or an image's name.
+    """Return the differences between two systems.
 
-    Raises UserError if a name does not refer to a system; also ArtefactMissing, PlatformMismatch and
-    EngineUnavailable.
+    ``old`` and ``new`` are paths (relative to ``folder``) or image names.
+
+    Raises UserError if a name does not refer to a system. For an image, also raises ArtefactMissing, PlatformMismatch
+    and EngineUnavailable.
     """
     before, after = (read(config, name, folder) for name in (old, new))
     both = before.files is not None and after.files is not None
@@ -313,7 +315,7 @@ _TYPES = {
 
 
 def _of_tar(archive: tarfile.TarFile) -> Iterator[_Entry]:
-    """Yield the entries of a tar archive. A hard link has the description of its target."""
+    """Yield the entries of a tar archive. A hard link has its target's size and identity."""
     seen: dict[str, tuple[File, bytes]] = {}
     for item in archive:
         path = os.path.normpath(item.name).lstrip("/")

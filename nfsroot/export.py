@@ -88,7 +88,7 @@ def export(
 ) -> ExportResult:
     """Export the system image to a folder (by default ``nfs.folder``), to a tarball, or to both.
 
-    If only a tarball is given, no folder is written. With ``fix=False``, the tree is exported without the audit's
+    If only a tarball is requested, no folder is written. With ``fix=False``, the tree is exported without the audit's
     fixes. ``role`` selects another of the target's images, such as ``rootfs``.
 
     Raises RootNeeded, EngineUnavailable, PlatformMismatch and DiskFull; ArtefactMissing if there is no image; InUse if
@@ -177,7 +177,9 @@ def export(
 
 
 def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
-    """Return facts about the image's origin for the manifest, from the local build and the image's labels.
+    """Return the facts about the image's origin that the manifest records.
+
+    They come from the local build and from the image's labels.
 
     ``built_image`` is the last image that was built here. ``image_source`` (the commit that the image was built from)
     and ``wheels`` (the image's wheels) are present only if the exported image is ``built_image``, not a pulled image.
@@ -449,7 +451,10 @@ def _put_back(final: Layout) -> None:
 
 
 def print_result(result: ExportResult, config: Config) -> None:
-    """Print an export's findings and final table, and how other tasks can use a tree outside ``nfs.folder``."""
+    """Print the audit's findings and the final table.
+
+    For a tree outside ``nfs.folder``, print how other tasks can use it.
+    """
     rows = []
     facts = result.manifest.facts
     note = f"read by {facts['method']}, copied in {result.copy_seconds:.1f} s"

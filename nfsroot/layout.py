@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def boards(self) -> Path:
-        """The folders and host keys that boards keep, by serial number or hardware address (``nfs.persistent``)."""
+        """The boards' persistent folders and host keys (``nfs.persistent``), by serial number or hardware address."""
         return self.place.with_name(f"{self.place.name}.boards")
 
     @property
@@ -90,7 +90,7 @@ class Layout:
 
     @property
     def moving(self) -> Path:
-        """The temporary folder into which an earlier version's tree is moved; it is then renamed to ``place``."""
+        """A temporary folder that receives an earlier version's tree. This folder is then renamed to ``place``."""
         return self.place.with_name(f".{self.place.name}.moving")
 
     @property
@@ -100,7 +100,7 @@ class Layout:
 
     @property
     def known_hosts(self) -> Path:
-        """The file with the board's host keys, which are valid for every address."""
+        """The known_hosts file, in which the board's host keys are valid for every address."""
         return self.folder / "ssh_known_hosts"
 
     @property

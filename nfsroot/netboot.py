@@ -331,7 +331,7 @@ def table(boards: Boards, now: float) -> Table:
 
 
 def clients_of(port: int) -> set[str]:
-    """Return the addresses that are connected to a TCP port on this machine."""
+    """Return the addresses of the clients that are connected to a TCP port on this machine."""
     listed = process.run(["ss", "-Hnt", "state", "established", f"sport = :{port}"], limit_s=20).output
     peers = (line.split()[-1].rpartition(":")[0] for line in listed.splitlines() if line.strip())
     return {peer.strip("[]").removeprefix("::ffff:") for peer in peers}

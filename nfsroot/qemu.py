@@ -3,7 +3,8 @@
 The machine is QEMU's ``virt`` with the kernel and the initramfs from the tree's /boot. The machine uses QEMU's
 user-mode network: 10.0.2.2 in the guest is the loopback interface of QEMU's namespace. The NFS server listens on this
 loopback interface, and a free port on the interface is forwarded to the guest's SSH server. The machine and the server
-must run in a ``private_network``, because the server accepts unprivileged ports. The kernel command line is
+must run in a ``private_network``, because the server accepts connections from unprivileged ports. The kernel command
+line is
 
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 
@@ -89,7 +90,10 @@ def program_of(architecture: str) -> str:
 
 
 def cpu_of(architecture: str, wanted: str) -> str:
-    """Return QEMU's name for the CPU (default: the architecture's first). Raises UserError for an unsuitable CPU."""
+    """Return QEMU's name for the CPU ``wanted``; if ``wanted`` is empty, for the architecture's default CPU.
+
+    Raises UserError for an unsuitable CPU.
+    """
     cpus = _EMULATIONS[architecture].cpus
     if wanted and wanted not in cpus:
         raise UserError(

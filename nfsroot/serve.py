@@ -1,4 +1,4 @@
-"""Start and stop the user-space NFS server (NFS-Ganesha), and verify that it serves.
+"""Start and stop the user-space NFS server (NFS-Ganesha), and verify that clients can use it.
 
 There are two modes:
 
@@ -283,7 +283,7 @@ def serve(
     port: int | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Serve the exported tree in the foreground until Ctrl-C, SIGTERM, SIGHUP, or ``stop``.
+    """Serve the exported tree in the foreground until Ctrl-C, SIGTERM or SIGHUP, or until ``stop`` is set.
 
     This machine and all clients in ``nfs.subnet`` may mount the tree. Prints the commands to run on the board. Raises
     the same errors as ``running_server``; ArtefactMissing if nothing was exported; UserError if the server exits.

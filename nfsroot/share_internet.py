@@ -4,13 +4,13 @@
 changes two settings outside the table, which ``off`` restores:
 
 - ``net.ipv4.ip_forward``: its previous value is stored in the state file;
-- other programs' forward chains with policy drop, such as the Docker engine's. netfilter drops a packet if any table
-  drops it, so accept rules in this project's table are not enough. ``on`` adds accept rules for the subnet to each such
-  chain and marks them with a comment; ``off`` removes these rules.
+- other programs' forward chains whose policy is drop, such as the chain of the Docker engine. netfilter drops a packet
+  if any table drops it, so accept rules in this project's table are not enough. ``on`` adds accept rules for the subnet
+  to each such chain and marks them with a comment; ``off`` removes these rules.
 
-``on`` does not change a chain with policy accept and a final reject rule, such as firewalld's, because an earlier rule
-may accept the subnet. ``status`` reports a chain that ends in a reject rule, because it may be the reason why boards
-have no connection.
+``on`` does not change a chain whose policy is accept and whose last rule rejects all remaining packets, such as
+firewalld's chain, because an earlier rule may accept the subnet. ``status`` reports such a chain, because it may be the
+reason why boards have no connection.
 
 All rules are added in one nftables transaction and removed in another. If ``on`` fails or is interrupted, it reverts
 all changes. The state file is written before the first change, so that ``off`` can also undo the changes of an

@@ -1,10 +1,10 @@
 """Hash root filesystem trees deterministically, and resolve paths without leaving the tree.
 
-The hash is the SHA-256 over one record per entry, in the byte order of the paths. A record consists of these fields,
-separated by NUL and terminated by a line feed: path, type with permission bits (octal ``st_mode``), uid, gid, content
-(a regular file's SHA-256, a link's target, or a device's numbers), the first path of the hard-link group (empty if
-there is none), and extended attributes. Times and the labels of the host's security module are not included, so an
-image has the same hash on every machine.
+The hash is the SHA-256 of the records of all entries, which are sorted by the bytes of their paths. A record consists
+of these fields, separated by NUL and terminated by a line feed: path, type with permission bits (octal ``st_mode``),
+uid, gid, content (a regular file's SHA-256, a link's target, or a device's numbers), the first path of the hard-link
+group (empty if there is none), and extended attributes. Times and the labels of the host's security module are not
+included, so an image has the same hash on every machine.
 """
 
 # Names in a root filesystem are bytes; pathlib supports only text.
@@ -157,7 +157,7 @@ def _entry(top: bytes, path: bytes) -> _Entry:
 
 
 def xattrs_of(path: bytes) -> list[tuple[str, bytes]]:
-    """Return the extended attributes that belong to the tree, sorted by name; none if unsupported."""
+    """Return a file's extended attributes except those of the host, sorted by name; empty if they are not supported."""
     try:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:

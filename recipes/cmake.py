@@ -6,7 +6,7 @@ from toolchain.architecture import Architecture
 
 
 def compile_options(target: Architecture, prefix: str, *, cross: bool) -> list[str]:
-    """Return options for the installation prefix and, with ``cross``, for the builder image's cross compiler."""
+    """Return options that set the installation prefix and, if ``cross`` is true, the builder image's cross compiler."""
     if cross:
         return cross_options(target, prefix)
     settings = {"CMAKE_BUILD_TYPE": "Release", "CMAKE_INSTALL_PREFIX": prefix, "CMAKE_INSTALL_LIBDIR": "lib"}
@@ -14,7 +14,7 @@ def compile_options(target: Architecture, prefix: str, *, cross: bool) -> list[s
 
 
 def cross_options(target: Architecture, prefix: str) -> list[str]:
-    """Return options for the builder image's cross compiler and for the installation prefix."""
+    """Return options that set the builder image's cross compiler and the installation prefix."""
     settings = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_SYSTEM_NAME": "Linux",

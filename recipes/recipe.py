@@ -46,7 +46,7 @@ class Recipe:
         return replace(self, tables={**self.tables, **self.architectures.get(name, {})}, architectures={})
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the inputs and the data, except for comments and the tables of other versions.
+        """Return the SHA-256 of the input files and the recipe's data, without comments and other versions' tables.
 
         The tables of ``architectures`` are not included: a change for one architecture does not affect the products for
         another.
@@ -71,9 +71,9 @@ class Recipe:
 def load(name: str) -> Recipe:
     """Load the recipe in the folder called ``name``. Raises RecipeInvalid, which lists all errors in the data file.
 
-    A recipe for several versions has a table ``versions.X`` for each. The table of the recipe's ``version`` is merged
-    into the rest, and the version replaces ``{version}`` in the inputs. A table ``architectures.X`` applies to
-    the architecture X (``Recipe.for_architecture``).
+    A recipe for several versions has a table ``versions.X`` for each. The table for the recipe's ``version`` is merged
+    into the recipe's other data, and the version replaces ``{version}`` in the inputs. A table ``architectures.X``
+    applies to the architecture X (``Recipe.for_architecture``).
     """
     path = HERE / name / "recipe.toml"
     try:

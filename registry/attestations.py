@@ -165,7 +165,7 @@ def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verifi
 
 
 def document_text(document: Mapping[str, Any]) -> str:
-    """Return a bill of materials in the text form that images.sbom writes, whose SHA-256 the provenance lists."""
+    """Return a bill of materials as the text that images.sbom writes. The provenance lists this text's SHA-256."""
     return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 

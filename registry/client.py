@@ -100,8 +100,8 @@ def push(configs: Sequence[Config]) -> tuple[list[Pushed], PushedIndex | None]:
     ``shared_reference``; engines use the index to select the image for their platform. The index is stored last, so an
     error leaves its tag unchanged. The configurations must differ only in their architecture.
 
-    The password comes from registry.credentials. Raises ReferenceNotFound if the engine does not have an image;
-    otherwise UserError, PlatformMismatch, AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed or
+    The password comes from registry.credentials. Raises ReferenceNotFound if the engine does not have an image.
+    Also raises UserError, PlatformMismatch, AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed and
     EngineUnavailable.
     """
     began = time.monotonic()
@@ -384,7 +384,7 @@ def _transfer(
 
 
 def _stop_if_full(remote: Connection) -> None:
-    """Raise RegistryFull if the storage is full, which retrying cannot fix; other errors are left to the retries."""
+    """Raise RegistryFull if the registry's storage is full, because a retry cannot succeed. Ignore all other errors."""
     try:
         require_space(remote)
     except RegistryFull:

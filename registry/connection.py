@@ -60,7 +60,7 @@ class Connection:
     """A connection to one registry, for one repository and tag."""
 
     def __init__(self, reference: Reference, *, insecure: bool, actions: str) -> None:
-        """Prepare a session for ``actions`` (``pull`` or ``pull,push``).
+        """Prepare an HTTP session that requests permission for ``actions`` (``pull`` or ``pull,push``).
 
         If ``insecure`` is true, the registry may use any certificate, or plain HTTP.
         """
@@ -87,7 +87,10 @@ class Connection:
         self._session.close()
 
     def at(self, tag: str) -> Connection:
-        """Return a copy of this connection for another tag in the repository; closing the original closes the copy."""
+        """Return a connection for another tag in the repository.
+
+        It is closed when the original connection is closed.
+        """
         other = copy.copy(self)
         other.reference = dataclasses.replace(self.reference, tag=tag)
         return other

@@ -210,7 +210,7 @@ def check_blob(remote: Connection, blob: Blob) -> None:
 
 
 def blocks(remote: Connection, answer: requests.Response, blob: Blob, name: str) -> Iterator[bytes]:
-    """Yield the blocks of a blob from a response, and stop after a block that exceeds the blob's size.
+    """Yield a blob's content from a response in blocks; stop after the first block that extends beyond the blob's size.
 
     Raises RegistryBroke if the connection is lost, or RegistryFailed if the transfer stalls.
     """
@@ -254,7 +254,7 @@ def tags(remote: Connection) -> list[str]:
 
 
 def choose_platform(index: Mapping[str, Any], platform: str, reference: Reference) -> str:
-    """Return the digest for a platform in an index (a manifest list). Raises PlatformMismatch."""
+    """Return the digest of a platform's manifest from an index (a manifest list). Raises PlatformMismatch."""
     found: dict[str, str] = {}
     entries = index.get("manifests")
     for entry in entries if isinstance(entries, list) else []:

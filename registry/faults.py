@@ -33,7 +33,7 @@ from toolchain.text import one_line
 def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUntrusted | RegistryFailed:
     """Return the error for a failed request.
 
-    Where possible, the error is chosen by the types of the exceptions in the chain, not by their text.
+    Where possible, the error depends on the types of the exceptions in the chain, not on their text.
     """
     chain = list(_causes(fault))
     texts = " | ".join(str(item) for item in chain)

@@ -293,7 +293,7 @@ class Store:
 
 
 class _Reader:
-    """A file to upload, as the body of a request. ``on_read`` receives the number of bytes read."""
+    """A file to upload, as the body of a request. ``on_read`` receives the number of bytes read so far."""
 
     def __init__(self, stream: io.BufferedIOBase, on_read: Callable[[float], None] = lambda _: None) -> None:
         self._stream = stream

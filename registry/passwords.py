@@ -1,7 +1,7 @@
 """Take passwords from the environment, so that the programs that tasks start do not inherit them.
 
-This is a separate module, because every task takes the passwords from the environment, but the modules that use the
-passwords import large libraries.
+Every task imports this module to take the passwords from the environment. The module is separate because the modules
+that use the passwords import large libraries.
 """
 
 from __future__ import annotations

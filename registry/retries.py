@@ -28,18 +28,18 @@ Result = TypeVar("Result")
 
 
 class Activity:
-    """The time of the last transfer progress to or from a registry, across all attempts."""
+    """The time at which a transfer to or from a registry last made progress, across all attempts."""
 
     def __init__(self) -> None:
         self._best: dict[str, float] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Record progress at the current time."""
+        """Record the current time as the time of the last progress."""
         self._at = time.monotonic()
 
     def note(self, name: str, amount: float) -> None:
-        """Record that this attempt has transferred ``amount`` bytes of a part.
+        """Record that this attempt has transferred ``amount`` bytes of ``name``, such as a layer.
 
         Bytes that are sent again do not count as progress.
         """

@@ -50,11 +50,11 @@ _ADDRESSES = re.compile(
 
 
 class EngineReported(Exception):
-    """An error that the engine reported in its stream; ``explain`` translates it."""
+    """An error that the engine reported in its stream; ``explain`` converts it to a UserError."""
 
 
 class Stalled(Exception):
-    """The engine reports no progress; the text is the reason, if known."""
+    """The engine reports no progress. The exception's text is the reason, if it is known."""
 
 
 class _Layer:
@@ -293,7 +293,7 @@ def _without_names(message: str, reference: Reference) -> str:
 def _shortened(message: str) -> str:
     """Return a message on one line, without the ``_state`` parameters of upload URLs.
 
-    Omit the middle of a long message, because the cause is at the end.
+    A long message is shortened in the middle, because the cause is at the end.
     """
     line = re.sub(r"[?&]_state=[^\s\":&]+", "", one_line(message))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"

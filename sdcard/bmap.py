@@ -40,14 +40,14 @@ class Range:
 
 @dataclass(frozen=True)
 class BlockMap:
-    """The size of an image in bytes, and its ranges."""
+    """The size of an image in bytes, and the ranges of blocks to write."""
 
     size: int
     ranges: tuple[Range, ...]
 
 
 def measured(image: Path, mapped: Iterable[tuple[int, int]]) -> BlockMap:
-    """Return the map of an image. ``mapped`` lists the ranges of blocks (first, last) to write to the card."""
+    """Return an image's block map. ``mapped`` lists the ranges of blocks (first, last) to write to the card."""
     ranges = []
     with image.open("rb") as stream:
         for first, last in _split(mapped):
@@ -64,7 +64,7 @@ def _split(mapped: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def text_of(found: BlockMap) -> str:
-    """Return the map as XML."""
+    """Return the block map as XML."""
     top = ET.Element("bmap", version="2.0")
     for name, value in (
         ("ImageSize", found.size),

@@ -5,8 +5,8 @@ All identifiers are derived from the hash of the image's tree, and all times fro
 makes the root from a tarball; genimage and mtools make the boot partition and the partition table. These programs are
 extracted from packages (flow.extracted_tools), so the image does not depend on the versions of the host's programs.
 
-Root privileges are not required. If an ordinary user runs the task, the part that sets the files' owners runs under
-fakeroot (toolchain.fake_root), and the resulting image is identical.
+Root privileges are not required. If an ordinary user runs the task, the code that makes the image runs under fakeroot
+(toolchain.fake_root), which emulates the files' owners. The resulting image is identical.
 
 The products are in ``sd/`` in the target's folder: the compressed image, its block map, its SHA-256, the entry for
 Raspberry Pi Imager, its bill of materials, and the manifest.
@@ -89,7 +89,7 @@ _XZ = ("--threads=2", "--block-size=16MiB", "-3")
 
 
 class Folder:
-    """The paths of the products in ``place``."""
+    """The paths of a card image and of the files that belong to it, all in ``place``."""
 
     def __init__(self, place: Path, name: str) -> None:
         self.place = place
@@ -104,17 +104,17 @@ class Folder:
 
     @classmethod
     def of(cls, config: Config) -> Folder:
-        """Return the folder for this configuration."""
+        """Return the paths of the card image for this configuration."""
         return cls(config.target_root / "sd", f"{config.image.name.replace('/', '-')}-{config.image.label}")
 
 
 def number_of(seed: str, purpose: str) -> str:
-    """Return an identifier on the card as eight hex digits. ``seed`` is the hash of a tree."""
+    """Return an identifier for use on the card: eight hex digits, derived from ``seed`` (a tree's hash)."""
     return _digest(seed, purpose)[:4].hex()
 
 
 def uuid_of(seed: str, purpose: str) -> str:
-    """Return an identifier on the card as a UUID. ``seed`` is the hash of a tree."""
+    """Return a UUID for use on the card, derived from ``seed`` (a tree's hash)."""
     return str(uuid.UUID(bytes=_digest(seed, purpose)[:16], version=4))
 
 

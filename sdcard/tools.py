@@ -13,7 +13,7 @@ _LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class Tools:
-    """The folder with the programs. The programs write the time ``epoch``, in Unix seconds, into file systems."""
+    """The folder with the programs. They use ``epoch``, in Unix seconds, as the time stamp in file systems."""
 
     folder: Path
     epoch: int

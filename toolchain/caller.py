@@ -1,8 +1,8 @@
 """Determine the caller's folder, home and command line.
 
 ``./inv`` changes to the checkout before it starts a task, and passes the caller's folder in ``PITORCH_CALLER_CWD``:
-paths on the command line are relative to that folder. The command line and the names of the variables that are set are
-stored for error messages that show how to repeat the command as root.
+paths on the command line are relative to that folder. The module also stores the command line and the names of the
+environment variables that are set. Error messages use them to show how to repeat the command as root.
 """
 
 from __future__ import annotations

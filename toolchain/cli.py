@@ -72,7 +72,7 @@ def _with_board_name(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _report_invalid_values() -> None:
-    """Make Invoke's parser report an invalid number and an unknown list format, instead of raising an exception."""
+    """Make Invoke's parser reject invalid numbers and unknown list formats with a message instead of a traceback."""
     from invoke.exceptions import ParseError
     from invoke.parser.argument import Argument
 
@@ -91,7 +91,7 @@ def _report_invalid_values() -> None:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output. If writing fails with an OSError, the error has "standard output" as its file name."""
+    """Standard output. If writing fails with an OSError, the error names "standard output" as its file."""
 
     def write(self, text: str) -> int:
         with _named("standard output"):

@@ -1,4 +1,4 @@
-"""Provide shell completion for ./inv: the scripts in completions/, which get the candidates from Invoke."""
+"""Provide the shell scripts in completions/, which complete ./inv commands with candidates from Invoke."""
 
 from __future__ import annotations
 

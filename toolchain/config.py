@@ -1,4 +1,4 @@
-"""The configuration, which is read from Invoke's configuration hierarchy, validated once, and then immutable.
+"""Read the configuration from Invoke's configuration hierarchy, and validate it once; it is immutable from then on.
 
 One dataclass per section of invoke.yaml defines each setting's type, default and help text. The INVOKE_* variables, the
 documentation tables and the messages are derived from these definitions. All errors are reported at once. For an
@@ -119,7 +119,7 @@ _REGISTRY = re.compile(rf"({_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::(\d{{1,
 
 
 def split_registry(address: str) -> tuple[str, int]:
-    """Split a registry's ``HOST[:PORT]``; return an IPv6 address without brackets, and 0 for a missing port.
+    """Split a registry's ``HOST[:PORT]`` into host (an IPv6 address without brackets) and port (0 if it is missing).
 
     Raises ValueError with the expected form.
     """
@@ -570,7 +570,7 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """Return an error message; if the invalid value comes from SOURCE_DATE_EPOCH, the message names this variable."""
+    """Return an error message, with SOURCE_DATE_EPOCH added if the invalid value comes from this variable."""
     value = os.environ.get(EPOCH_VARIABLE)
     from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
     return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault

@@ -2,8 +2,8 @@
 
 An error states what was expected, what was found and the fix. Only the outermost layer (``tasks.py``,
 ``toolchain/cli.py``) converts errors, and any unhandled ``OSError``, into exit codes. Other exceptions are bugs and
-stop the program with a traceback. A separate class exists only if code or a script handles the case differently. Invoke
-uses exit codes 1 (a failed task body) and 2 (an invalid command line); 130 means Ctrl-C.
+stop the program with a traceback. An error has its own class only if code or a script must distinguish it from other
+errors. Invoke uses exit codes 1 (a failed task body) and 2 (an invalid command line); 130 means Ctrl-C.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CommandTimedOut(CommandFailed):
 
 
 class EngineUnavailable(UserError):
-    """No Docker engine responds or can be started, or its configuration is invalid."""
+    """No Docker engine responds and none can be started, or the engine's configuration is invalid."""
 
     exit_code = 16
 
@@ -136,7 +136,7 @@ class SourceUnavailable(UserError):
 
 
 class ArtefactDamaged(UserError):
-    """A file does not have the size or the SHA-256 in its manifest."""
+    """The size or the SHA-256 of a file differs from the value in its manifest."""
 
     exit_code = 26
 
@@ -198,7 +198,10 @@ class RegistryBroke(RegistryFailed):
 
 
 class SignatureRefused(UserError):
-    """A signature is missing, invalid, or for another key or image, or the image is older than one already verified."""
+    """A signature is missing, invalid, or made with another key or for another image.
+
+    This error is also raised if the image is older than one that has already been verified.
+    """
 
     exit_code = 36
 
@@ -234,7 +237,7 @@ class ChainBroken(UserError):
 
 
 class ChecksFailed(UserError):
-    """Tests, linters, doctor's checks or a rebuild found differences from the expected state."""
+    """A test, a linter, one of doctor's checks or a rebuild did not give the expected result."""
 
     exit_code = 50
 

@@ -1,7 +1,8 @@
-"""Call a function under fakeroot, so that an ordinary user can make a tree whose files have several owners.
+"""Call a function under fakeroot, so that an ordinary user can make a tree whose files have different owners.
 
 fakeroot(1) preloads a library that records owners, modes, devices and extended attributes instead of setting them. Only
-programs that load the library see what was recorded: the function, and the native programs that it runs.
+programs that load the library see the recorded values: the process in which the function runs, and the native
+programs that it starts.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _VIRTUAL = ("/proc", "/sys")
 
 
 def path_fault(path: Path) -> str:
-    """Check whether a file or folder can have this path. Return the reason why not, or an empty string.
+    """Return the reason why no file or folder can have this path, or an empty string if the path is possible.
 
     The limits are those in limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are
     accepted.
@@ -79,9 +79,10 @@ def sha256_of(path: Path) -> str:
 
 
 def tree_fingerprint(root: Path, *patterns: str) -> str:
-    """Return the SHA-256 of the names, modes and contents of the files below ``root`` that match a glob pattern.
+    """Return a SHA-256 over the names, execute permissions and contents of the files that match a glob pattern.
 
-    Without patterns all files are included, except byte-code caches.
+    The patterns are relative to ``root``. Without patterns, all files are included. Byte-code caches are always
+    omitted.
     """
     digest = hashlib.sha256()
     found = {path for pattern in (patterns or ("**/*",)) for path in root.glob(pattern)}
@@ -195,7 +196,7 @@ def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[No
 
 
 def belongs_to_another(folder: Path, found: str) -> RootNeeded:
-    """Return the error for a build folder without write permission."""
+    """Return the error for a build folder that this user cannot write to."""
     return RootNeeded(
         f"{folder} belongs to another user",
         expected="a build folder that you may write to",
@@ -267,7 +268,7 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
 
 @contextlib.contextmanager
 def least_room(folder: Path) -> Iterator[list[int]]:
-    """Yield a list whose only item is the smallest number of free bytes since the block began.
+    """Yield a list with one item: the smallest amount of free space, in bytes, since the block began.
 
     The file system is that of ``folder`` or of its nearest existing parent. The free space is polled, because a program
     that fails on a full disk may remove its files before it exits.

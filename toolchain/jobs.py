@@ -28,7 +28,7 @@ def available_memory_mib() -> int:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """Yield the available memory in bytes of each cgroup that contains this process and has a limit."""
+    """For each cgroup that contains this process and has a limit, yield the available memory in bytes."""
     try:
         lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     except OSError:

@@ -17,7 +17,7 @@ _LISTED = 3
 
 
 def clear(found: Iterable[Path], base: Path) -> None:
-    """Remove the ``found`` files and folders of killed tasks below ``base``, and print how much space was freed.
+    """Remove the files and folders in ``found``, which killed tasks left below ``base``; print the freed space.
 
     Programs that a killed task started may still be running, so an entry is kept if another process uses a path that
     contains its name. The following are also kept: links, entries that this user may not remove, mount points, folders
@@ -49,7 +49,10 @@ def clear(found: Iterable[Path], base: Path) -> None:
 
 
 def _removable(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Return whether this user can remove the file or unlocked folder; ``stack`` then holds the folder's lock."""
+    """Return whether this user can remove a file or an unlocked folder.
+
+    A removable folder stays locked until ``stack`` is closed.
+    """
     if not os.access(path.parent, os.W_OK, effective_ids=True):
         return False
     try:

@@ -123,7 +123,7 @@ class Manifest:
 
 
 def require(path: Path, task: str) -> Manifest:
-    """Return the manifest at ``path``. If none is readable, raises ArtefactMissing, which suggests running ``task``."""
+    """Return the manifest at ``path``. Raises ArtefactMissing, with advice to run ``task``, if it cannot be read."""
     manifest = Manifest.read(path)
     if manifest is None:
         raise ArtefactMissing(

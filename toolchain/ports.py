@@ -90,7 +90,7 @@ def require_free(
 
 
 def bind_fault(address: str, port: int) -> OSError | None:
-    """Return the error that a server would get at this address and port, or None; port 0 stands for any port."""
+    """Return the error that a server would get if it used this address and port, or None. Port 0 means any port."""
     with socket.socket(_family(address)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -421,7 +421,7 @@ def _log_sink(log: Path | None) -> Iterator[Callable[[bytes], object]]:
 
 
 def _lines(process: subprocess.Popen[bytes], stdin: bytes | None, deadline: float) -> Iterator[tuple[bool, bytes]]:
-    """Write ``stdin``, and yield lines of stdout and stderr as they arrive; raise TimeoutError at the time limit."""
+    """Send ``stdin`` to the process, and yield lines of its stdout and stderr. Raise TimeoutError at ``deadline``."""
     rest: dict[int, bytes] = {}
     stdout_fd = process.stdout.fileno() if process.stdout else -1
     poller = select.poll()

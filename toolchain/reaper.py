@@ -1,4 +1,4 @@
-"""Stop the programs of a killed task, as a separate process.
+"""Stop the programs that a killed task left running. This module runs as a separate process.
 
 The task starts this process in a separate session and writes to its standard input: ``+ID`` when the leader of
 session ``ID`` has started, ``-ID`` when it has exited. The kernel closes that pipe when the task exits for any
@@ -33,7 +33,7 @@ def running() -> Iterator[tuple[int, int, int]]:
 
 
 def end(sessions: Collection[int]) -> None:
-    """Stop all processes in these sessions."""
+    """Stop all processes in these sessions: send SIGTERM and, after ``POLITE_S`` seconds, SIGKILL."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + POLITE_S
         for pid, _, session in running():

@@ -18,7 +18,10 @@ from toolchain.errors import ConfigError
 
 
 class SettingsFiles(config.Config):
-    """Invoke's configuration. If a file is malformed, the program exits and lists all errors as ConfigError does."""
+    """Invoke's configuration.
+
+    If a file is malformed, the program lists all errors in the file and exits with ConfigError's exit code.
+    """
 
     def load_runtime(self, merge: bool = True) -> None:
         """Read the --config file, which must exist; the file's path is relative to the caller's folder."""

@@ -8,7 +8,7 @@ also runs when its products are missing, which its ``missing`` function detects.
 again, the steps that depend on it do not run.
 
 Planning does not change anything. A plan assumes that if a step runs, all steps that depend on it run too. During
-execution, the decision is made again from the actual products.
+execution, each decision is made again from the actual products of the earlier steps.
 
 Steps whose dependencies are complete run concurrently, by default two at a time, because an emulated step and a
 compilation rarely compete for a core. After the first failure, no further steps start. The failure is raised when all
@@ -51,7 +51,8 @@ class Step:
     """A step: its inputs, the steps that it needs, and its action.
 
     ``action`` receives the manifests of the steps in ``needs``. ``missing`` receives the previous run's manifest and
-    returns the name of the missing part of its product, or an empty string. Missing artefacts are always detected.
+    returns a text that states what is missing from the step's product, or an empty string. Missing artefacts are always
+    detected.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision on whether a step runs, and the reason."""
+    """Whether a step runs, and the reason."""
 
     step: Step
     inputs: Mapping[str, str]
@@ -87,7 +88,7 @@ def key_of(name: str, inputs: Mapping[str, str]) -> str:
 
 
 class Pipeline:
-    """Steps in the order of the data flow, and the folder of their manifests."""
+    """Steps in the order of the data flow, and the folder that contains their manifests."""
 
     def __init__(self, folder: Path, steps: Sequence[Step]) -> None:
         names = [step.name for step in steps]

@@ -360,7 +360,10 @@ def _tag_as_newest(remote: oras.Store, item: Entry) -> None:
 
 
 def _same(held: oras.Artefact, item: Entry) -> bool:
-    """Return whether the files are the same, apart from provenance statements, which contain the build's time."""
+    """Return whether ``held`` and ``item`` contain the same files.
+
+    Provenance statements are ignored, because they contain the build's time.
+    """
     there = {file.name: file.digest for file in held.files if not file.name.endswith(PROVENANCE)}
     here = {file.path.name: f"sha256:{file.sha256}" for file in item.files if not file.path.name.endswith(PROVENANCE)}
     return there == here
@@ -384,7 +387,7 @@ def _tag(name: str, key: str) -> str:
 
 
 def _reference(config: Config, tag: str) -> Reference:
-    """Return an artefact's reference, whose repository is ``registry.artefacts``."""
+    """Return the reference of an artefact in the repository ``registry.artefacts``."""
     section = dataclasses.replace(config.registry, repository=config.registry.artefacts)
     return resolve(dataclasses.replace(config, registry=section), tag=tag)
 

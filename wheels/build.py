@@ -90,8 +90,8 @@ def build(
     """Build one wheel and put it into the first wheelhouse.
 
     Raises SourceUnavailable if there is no such package or version; CommandFailed if the package's own build failed;
-    PlatformMismatch or WheelUnusable if the wheel does not fit the target; otherwise NetworkUnreachable, DiskFull or
-    RustMissing.
+    and PlatformMismatch or WheelUnusable if the wheel does not fit the target. NetworkUnreachable, DiskFull and
+    RustMissing are raised for other failures.
     """
     began = time.monotonic()
     wheelhouse = wheelhouses(config)[0]
@@ -204,7 +204,7 @@ def packages_of(sonames: Iterable[str], listing: Path) -> dict[str, str]:
 
 
 def libraries_text(sonames: Sequence[str], owners: Mapping[str, str]) -> str:
-    """Return a text: the command that installs the libraries' packages, then the libraries without a known package."""
+    """Return the command that installs the libraries' packages, followed by the libraries whose package is unknown."""
     by_package: dict[str, list[str]] = {}
     for name in sonames:
         by_package.setdefault(owners.get(name, ""), []).append(name)

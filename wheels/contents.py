@@ -109,7 +109,10 @@ def _line(item: Missing, packages: Sequence[str], *, searched: bool) -> str:
 
 
 def _indices(sources: Sequence[apt.Source], config: Config) -> Iterator[Path]:
-    """Yield the indices of the target's main archive. Download missing or outdated ones; omit failed downloads."""
+    """Yield the indices of the target's main archive.
+
+    Download those that are missing or outdated. An index that cannot be downloaded is omitted.
+    """
     updated = (config.target_root / "mirror.manifest.json").stat().st_mtime if sources else 0.0
     for source in sources:
         if source.pocket.name != "main" or config.image.target.debian not in source.architectures:

@@ -108,7 +108,7 @@ def load_cpu(name: str) -> Cpu:
 
 
 def probe_of(wheel: Path) -> list[tuple[str, str]]:
-    """Return the names and code of the probe's steps for a wheel; the first step is the import."""
+    """Return the probe's steps for a wheel, each with its name and Python code; the first step imports the package."""
     row = _data()["probes"].get(parse_wheel_filename(wheel.name)[0])
     if row is None:
         row = {"import": f"import {', '.join(_modules(wheel))}", "steps": {}}
@@ -147,7 +147,7 @@ def examine(wheel: Path, cpu: Cpu, disassembler: Disassembler) -> Static:
 
 
 def _by_attributes(file: str, elf: ELFFile, cpu: Cpu) -> list[Function]:
-    """Return an entry for each build attribute of a 32-bit file that exceeds the CPU's highest supported value."""
+    """Return an entry for each build attribute that has a higher value in a 32-bit file than the CPU supports."""
     beyond = {
         tag.removeprefix("TAG_"): value
         for tag, value in wheels.arm_attributes(elf).items()
@@ -231,7 +231,7 @@ class _Program:
         )
 
     def start_of(self, addresses: Addresses) -> Addresses:
-        """Return the start of the function that contains each address; -1 for an address before all functions."""
+        """Return, for each address, the start of the function that contains it; -1 if it is before all functions."""
         index = np.searchsorted(self.starts, addresses, side="right") - 1
         return np.where(index >= 0, self.starts[np.maximum(index, 0)], -1) if self.starts.size else index
 
@@ -245,7 +245,7 @@ def _text(texts: bytes, offset: int) -> str:
 
 
 def _data_ranges(symbols: npt.NDArray[Any], texts: bytes) -> tuple[tuple[int, int], ...]:
-    """Return the ranges from each mapping symbol ``$d`` to the next ``$x`` (Arm IHI 0056)."""
+    """Return the address ranges of data: from each mapping symbol ``$d`` to the next ``$x`` (Arm IHI 0056)."""
     marks = sorted(
         (int(row["value"]), text[:2])
         for row in symbols[(symbols["info"] == 0) & (symbols["section"] != 0)]
@@ -268,7 +268,7 @@ def _frame_starts(header: Section | None) -> Addresses:
 
 
 def _pages(words: Words, addresses: Addresses) -> Addresses:
-    """Return the page that each ``adrp`` loads."""
+    """Return the address of the page that each ``adrp`` instruction loads."""
     offset = ((words >> 29 & 3) | (words >> 5 & 0x7FFFF) << 2).astype(np.int64)
     return (addresses & ~0xFFF) + (np.where(offset & 1 << 20, offset - (1 << 21), offset) << 12)
 
@@ -370,7 +370,7 @@ def _texts(code: _Code) -> list[tuple[int, int]]:
 
 
 def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return, for each position, whether the words before it test a flag."""
+    """Return, for each position, whether the instructions just before it test a flag that is set by a CPU check."""
     found = np.zeros(at.shape, bool)
     for flag in _data()["flag"]:
         length = len(flag["words"])
@@ -382,7 +382,7 @@ def _behind_flag(words: Words, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool
 
 
 def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int]) -> dict[int, str]:
-    """Map the start address of each function that checks the CPU to the evidence for this check.
+    """Map the start address of each *checked* function to the sign that shows the CPU check.
 
     The functions in ``direct`` contain unsupported instructions that no flag test precedes.
     """
@@ -421,7 +421,7 @@ def _reasons(program: _Program, functions: Mapping[int, object], direct: set[int
 
 
 def _callers(program: _Program, targets: Addresses) -> dict[int, set[int]]:
-    """Return, for each target's address, the other functions that call it, jump to it or load its address."""
+    """Map each target address to the start addresses of other functions that call, jump to or load this address."""
     found: dict[int, set[int]] = {}
     for code in program.code:
         jumps = np.flatnonzero(code.words & 0x7C000000 == 0x14000000)  # b, bl

@@ -1,4 +1,4 @@
-"""Determine why ``build-wheel`` failed from the output of pip, apt and the compiler."""
+"""Search the output of pip, apt and the compiler for the reason why ``build-wheel`` failed."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def explain(
 ) -> UserError:
     """Return the error for a failed ``pip wheel``. The fix names the distribution's package, if there is one.
 
-    If the cause is unknown, the error is ``fault`` with advice about missing files added to its output. The package
-    sources ``sources`` are searched for these files.
+    If the cause is unknown, return ``fault`` with advice about missing files added to its output. ``contents.advice``
+    searches the package sources ``sources`` for these files.
     """
     error = _explained(fault, wanted, text, config, sources)
     if not isinstance(error, DiskFull) and (package := distribution_package(wanted.name, config)):
@@ -138,7 +138,7 @@ def _explained(
 
 
 def wheels_for_others(name: str, pin: str, config: Config) -> list[str]:
-    """Return a package's wheels for other platforms, or none if the index has its source or a suitable wheel.
+    """Return the names of a package's wheels for other platforms; an empty list if the index has the package's source.
 
     If ``pin`` is ``==VERSION``, only that version is considered. pip on this PC queries the index, because the emulated
     pip would need minutes to list all wheels.
@@ -183,7 +183,7 @@ def _without_source(wanted: Wanted, name: str, pin: str, others: list[str]) -> S
 
 
 def _with_advice(fault: CommandFailed, text: str, config: Config, sources: Sequence[apt.Source]) -> CommandFailed:
-    """Return the error, with advice about missing files added to its output."""
+    """Add advice about missing files to the program output in the error, and return the error."""
     if not (advice := contents.advice(text, sources, config)):
         return fault
     return CommandFailed(

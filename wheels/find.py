@@ -112,7 +112,8 @@ def candidates(
 def audit(wheel: Path, target: Architecture) -> int:
     """Check the archive and every ELF file in it; return the number of ELF files.
 
-    Raises WheelUnusable for a damaged archive, or PlatformMismatch for a program for another machine or float ABI.
+    Raises WheelUnusable if the archive is damaged, or PlatformMismatch if it contains an ELF file for another machine
+    or float ABI.
     """
     count = 0
     try:
@@ -223,7 +224,7 @@ def dynamic(elf: ELFFile) -> tuple[list[str], list[str]]:
 
 
 def unpack(wheel: Path, root: Path, suite: Suite) -> None:
-    """Install a wheel into a staged root, in Debian's folder for locally installed Python packages.
+    """Install a wheel under the folder ``root``, in Debian's path for locally installed Python packages.
 
     Scripts use the target's interpreter. Raises WheelUnusable.
     """

@@ -114,7 +114,10 @@ def _project_of(name: str) -> str:
 
 
 def _page(title: str, links: Sequence[tuple[str, str, str]]) -> Response:
-    """Return a page as in PEP 503. Each link has a URL, a name and a specifier for Python versions."""
+    """Return an HTML page of links, in the format of PEP 503.
+
+    Each link has a URL, a name and a specifier for Python versions.
+    """
     lines = [
         f'<a href="{escape(address)}"{f" data-requires-python={chr(34)}{escape(python)}{chr(34)}" if python else ""}>'
         f"{escape(text)}</a><br>"
@@ -245,9 +248,9 @@ def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0
 def instructions(url: str, names: Sequence[str]) -> list[str]:
     """Return the list of wheels, and the commands that install them on a board, as lines of text.
 
-    pip searches all its indices and selects the newest version. If the default index has newer source, pip would
-    therefore compile this source on the board. With ``--prefer-binary``, pip selects a wheel, even an older one, if
-    the requirement permits.
+    pip searches all its indices and selects the newest version. If the default index has a newer version only as
+    source, pip would therefore compile that version on the board. With ``--prefer-binary``, pip selects a wheel, even
+    of an older version, if the requirement permits.
     """
     host = url.split("/")[2].rpartition(":")[0]
     package = "torch" if any(name.startswith("torch-") for name in names) else names[0].partition("-")[0]
@@ -270,5 +273,5 @@ def _warn(fault: Exception, environ: WSGIEnvironment) -> None:
 
 
 def _printable(text: str) -> str:
-    """Return a request's string escaped, so that clients cannot write control sequences to this terminal."""
+    """Escape unprintable text in a request, so that clients cannot write control sequences to this terminal."""
     return text if text.isprintable() else ascii(text)

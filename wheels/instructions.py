@@ -28,13 +28,13 @@ class Disassembler:
     root: Path
 
     def command(self, program: str) -> list[str | Path]:
-        """Return the beginning of a command line that runs a program with the root's libraries."""
+        """Return the first words of a command that runs an LLVM program with the libraries in ``root``."""
         (loader,) = self.root.glob("usr/lib*/ld-linux*.so.*")
         folders = [*self.root.glob("usr/lib/*-linux-gnu"), self.root / _LLVM / "lib"]
         return [loader, "--library-path", ":".join(map(str, folders)), self.root / _LLVM / "bin" / program]
 
     def undecoded(self, words: Words, *options: str) -> Words:
-        """Return the words that llvm-objdump with ``options`` does not decode. Raises CommandFailed."""
+        """Return the words that llvm-objdump, called with ``options``, cannot decode. Raises CommandFailed."""
         if not words.size:
             return words
         with tempfile.TemporaryDirectory(prefix="pitorch-gate-") as scratch:

@@ -61,7 +61,7 @@ class Output:
 
     @classmethod
     def parse(cls, text: str) -> Output:
-        """Parse pip's output for the causes of a failure."""
+        """Extract the causes of a failure from pip's output."""
         missing = _NOT_FOUND.search(text)
         found = next((match[1] for match in _VERSIONS.finditer(text) if match[1] != "none"), "")
         versions = [item.strip() for item in found.split(",") if item]

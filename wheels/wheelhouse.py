@@ -20,7 +20,7 @@ def wheelhouses(config: Config) -> list[Path]:
 def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
     """Copy a wheel into the wheelhouse; return the path of the copy, and any warnings.
 
-    A different wheel of the same name is moved to ``REPLACED``. On DiskFull, the wheelhouse is unchanged.
+    A different wheel of the same name is moved to ``REPLACED``. If DiskFull is raised, the wheelhouse is unchanged.
     """
     target = wheelhouse / wheel.name
     warnings = []

@@ -1,4 +1,4 @@
-"""The benchmark ``cpu``: count each workload's instructions with the image's torch wheel and an optional other one."""
+"""Benchmark ``cpu``: count each workload's instructions with the image's torch wheel and optionally a second wheel."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def site_of(context: Context, made: Mapping[str, Manifest]) -> Path:
 
 
 def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
-    """Unpack a wheel as the image build does. Raises PlatformMismatch or WheelUnusable."""
+    """Unpack a wheel in the same way as the image build. Raises PlatformMismatch or WheelUnusable."""
     with progress.step(f"unpack {wheel.name}"):
         wheels.audit(wheel, context.target)
         root = scratch / "against"
@@ -194,7 +194,7 @@ def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
 
 
 def figures(rows: Sequence[Row], before: Sequence[Row] | None) -> tuple[Figure, ...]:
-    """Return the figures for ``import torch``, the ratios to the other wheel, and the ratios of int8 to float32."""
+    """Return the cost of ``import torch``, and the ratios between the two wheels and between int8 and float32."""
     new = {row.name: row for row in rows}
     old = {row.name: row for row in before or ()}
     start = new[IMPORT]
@@ -230,7 +230,7 @@ def _ratio(name: str, one: float, other: float, limit: float, unit: str) -> Figu
 
 
 def tables(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[str]) -> str:
-    """Return two tables: each wheel's instructions and modelled cycles, and this wheel's instruction classes in %."""
+    """Return two tables: each wheel's instructions and modelled cycles, and this wheel's instruction mix in percent."""
     old = {row.name: row for row in before or ()}
     titles = [f"instr., {name}" for name in ("this wheel", "other wheel", "ratio")]
     cycles = [f"cycles (model), {name}" for name in ("this wheel", "other wheel", "ratio")]

@@ -28,7 +28,7 @@ _OPTIONS = ("-O2", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-fvisibilit
 
 @dataclass(frozen=True)
 class Instruction:
-    """The bytes of an instruction in memory order, and QEMU's disassembly."""
+    """An instruction: its bytes in memory order, and its text in QEMU's disassembly."""
 
     code: bytes
     text: str
@@ -101,7 +101,7 @@ def compile_plugin(tools: Path, plugin: Path) -> None:
 
 
 def read(path: Path) -> dict[int, Region]:
-    """Read the regions, by number, from the plugin's file. Raises CommandFailed if the file is incomplete."""
+    """Return the regions in the plugin's output file, by number. Raises CommandFailed if the file is incomplete."""
     lines = path.read_text().splitlines() if path.is_file() else []
     if not lines or lines[-1] != "end":
         raise CommandFailed(

@@ -63,5 +63,5 @@ def run(
 
 
 def packages(root: Path, context: Context) -> Path:
-    """Return the folder for Python packages in the root filesystem ``root``."""
+    """Return the folder in the root filesystem ``root`` in which Python packages are installed."""
     return root / f"usr/local/lib/python{context.suite.python}/dist-packages"

@@ -26,7 +26,7 @@ _ENCODINGS = ("thumbv7", "armv7")
 
 @dataclass(frozen=True)
 class Modelled:
-    """The cycles of the modelled blocks, and their share of the executed instructions."""
+    """The estimated cycles of the modelled blocks, and these blocks' share of all executed instructions."""
 
     cycles: float
     share: float
@@ -37,13 +37,13 @@ class Modelled:
     def total(self) -> float:
         """The estimated cycles of all instructions.
 
-        The instructions outside the model are assumed to take as many cycles on average as the modelled instructions.
+        Instructions outside the modelled blocks are assumed to take as many cycles on average as those in the blocks.
         """
         return self.cycles / self.share
 
 
 def modelled(tools: Path, region: Region) -> Modelled | None:
-    """Model the hottest blocks of a region; return None if llvm-mca supports no block. Raises CommandFailed."""
+    """Model the hottest blocks of a region; return None if llvm-mca supports none of them. Raises CommandFailed."""
     hottest = region.hottest(BLOCKS)
     per_run = cycles_of(tools, [block for block, _ in hottest])
     known = [(cycles, block, times) for cycles, (block, times) in zip(per_run, hottest, strict=True) if cycles]
@@ -54,7 +54,7 @@ def modelled(tools: Path, region: Region) -> Modelled | None:
 
 
 def cycles_of(tools: Path, blocks: Sequence[Block]) -> list[float]:
-    """Estimate each block's mean cycles over many executions in a row.
+    """Estimate how many cycles each block takes on average if it is executed many times in a row.
 
     The estimate is 0 for a block with an unsupported instruction.
     """

@@ -1,4 +1,4 @@
-"""The workloads of the benchmark ``cpu``, with a marker at the start and end of each.
+"""Run the workloads of the benchmark ``cpu``, and mark the start and end of each for the emulator's plugin.
 
 The target's Python runs this script, with ``benchmarks/models/networks.py`` in the same folder:
 
@@ -24,7 +24,10 @@ MARK = 0x43500000
 
 
 def mark(region: int) -> None:
-    """Start a region, or end the current one if ``region`` is 0, via an invalid system call that the plugin detects."""
+    """Mark the start of a region, or the end of the current one if ``region`` is 0.
+
+    The mark is an invalid system call, which the emulator's plugin detects.
+    """
     with contextlib.suppress(OSError):
         os.close(MARK + region)
 
@@ -124,7 +127,7 @@ INT8: dict[str, Callable[[], Work]] = {
 
 
 def main(rows: str) -> None:
-    """Run the workloads and write ``rows``."""
+    """Run the workloads, and list them with their regions in the JSON file ``rows``."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     has_int8 = "qnnpack" in torch.backends.quantized.supported_engines
@@ -143,7 +146,7 @@ def main(rows: str) -> None:
 
 
 def count(make: Callable[[], Work], region: int) -> None:
-    """Call a workload twice and count the second call."""
+    """Call a workload twice. Mark only the second call as a region, so that only its instructions are counted."""
     with torch.inference_mode():
         work = make()
         work()

@@ -1,4 +1,4 @@
-"""Write the figures in docs/cuda.md from the JSON file that on_gpu.py wrote on a machine with a GPU.
+"""Update the figures in docs/cuda.md with those in the JSON file that on_gpu.py wrote on a machine with a GPU.
 
 ``python -m benchmarks.cuda.figures [gpu.json]`` writes the page's tables. If ``gpu.json`` is given, the program
 first copies it to docs/cuda/h200.json. A test checks that the page is up to date.
@@ -77,7 +77,7 @@ def _paragraph(text: str) -> str:
 
 
 def _skipped(tests: dict[str, Any]) -> str:
-    """Return the number of skipped tests, and the reasons in pytest's lines ``SKIPPED [COUNT] FILE:LINE: REASON``."""
+    """Return the number of skipped tests and the reasons from pytest's lines ``SKIPPED [COUNT] FILE:LINE: REASON``."""
     reasons = [_SKIP.sub(lambda found: f"{found[1]}: {found[2]}", line) for line in tests["skips"]]
     return f"{tests['skipped']} skipped" + (f" ({'; '.join(reasons)})" if reasons else "")
 

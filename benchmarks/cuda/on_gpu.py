@@ -8,7 +8,8 @@
 The script requires torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used if they are
 installed. The script installs the wheel into a separate folder, runs the speed comparison, cuda-timing and array-exp,
 and then runs the tests, first without and then with compute-sanitizer. The script writes ``gpu.json`` and the other
-output to FOLDER. ``gpu.json`` states why a part was skipped. The exit status is 0 if nothing failed.
+output to FOLDER. If a test run or a measurement was skipped, ``gpu.json`` states the reason. The exit status is 0 if
+nothing failed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def run(argv: Sequence[str | Path], log: Path, *, environment: dict[str, str], l
 
 
 def build(architectures: str, folder: Path, log: Path) -> Path:
-    """Build the wheel with the local CUDA toolkit."""
+    """Build the pitorch-cuda-ops wheel with the local CUDA toolkit, and return the path of the wheel."""
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "cuda_ops"
         for name in ("csrc", "src"):
@@ -98,7 +99,7 @@ def build(architectures: str, folder: Path, log: Path) -> Path:
 
 
 def tests(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, Any]:
-    """Run the whole suite; return the number of tests with each result, and the reasons why tests were skipped."""
+    """Run the whole suite; return the numbers of tests, skips, failures and errors, and the reason for each skip."""
     report = out / "tests.xml"
     argv = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider"]
     argv += ["-q", "-rs", "-W", "error", f"--junitxml={report}", str(TESTS)]
@@ -113,7 +114,7 @@ def tests(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, A
 
 
 def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[str, Any]:
-    """Run the tests under each tool of compute-sanitizer."""
+    """Run each tool of compute-sanitizer on the tests that ``SANITIZED`` selects for the tool."""
     program = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if program is None:
         return {"skipped": "compute-sanitizer is not installed"}
@@ -143,7 +144,7 @@ def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[st
 
 
 def main() -> int:
-    """Run all parts."""
+    """Run the tests and measurements, except those that ``--skip`` names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--wheel", type=Path, help="path of a pitorch-cuda-ops wheel")
     parser.add_argument("--build", metavar="ARCHITECTURES", help="build the wheel here, for these GPU architectures")
@@ -184,7 +185,7 @@ def main() -> int:
 
 
 def failed(part: dict[str, Any]) -> bool:
-    """Return whether a part, or one of its subparts, failed."""
+    """Return whether a result, or a result nested in it, has a nonzero exit status."""
     return bool(part.get("status")) or any(failed(item) for item in part.values() if isinstance(item, dict))
 
 

@@ -1,10 +1,10 @@
 """Compare the operators' speed with that of torch, CuPy and a plain kernel. Requires a GPU and the wheel.
 
-Kernels are timed by CUDA events around batches of calls. Softmax and matrix-vector multiplication often run for less
-time than their launch takes, so each batch of these calls is timed as a CUDA graph. Launch times are measured with the
-host's clock, over batches that the GPU executes faster than the host can launch them. The candidates of a comparison
-alternate, one batch per round, so changes in the GPU's clock rate or the host's load affect all candidates. The result
-is the median over all rounds.
+CUDA events before and after a batch of calls measure the time of the kernels. Softmax and matrix-vector multiplication
+often run for less time than their launch takes, so each batch of these calls is timed as a CUDA graph. Launch times are
+measured with the host's clock, over batches that the GPU executes faster than the host can launch them. The candidates
+of a comparison alternate, one batch per round, so changes in the GPU's clock rate or the host's load affect all
+candidates. The result is the median over all rounds.
 
 ``python speed.py out.json`` writes the results to ``out.json``. The script is independent of the rest of the
 repository.
@@ -37,7 +37,10 @@ extern "C" __global__ void plain_add(float* c, const float* a, const float* b, i
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Median times by candidate, in microseconds. ``moved`` is the number of bytes that must be read and written."""
+    """The median time per call of each candidate, in microseconds.
+
+    ``moved`` is the number of bytes that a call must read and write.
+    """
 
     name: str
     ours: str
@@ -49,7 +52,10 @@ class Comparison:
     skipped: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self, limit_gb_s: float) -> dict[str, Any]:
-        """Return the times, rates, share of the memory bandwidth, and speedup over every other candidate."""
+        """Return the fields as JSON values, with the speedup of ``ours`` over each other candidate.
+
+        If ``moved`` is set, add the data rates, and the percentage of the memory bandwidth that ``ours`` reaches.
+        """
         mine = self.microseconds[self.ours]
         document = asdict(self) | {"faster_than": {k: v / mine for k, v in self.microseconds.items() if k != self.ours}}
         if self.moved:
@@ -59,7 +65,7 @@ class Comparison:
 
 
 def by_events(call: Callable[[], object], calls: int) -> float:
-    """Measure the microseconds per call with CUDA events around ``calls`` calls."""
+    """Make ``calls`` calls between two CUDA events, and return the time per call in microseconds."""
     import torch
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -73,7 +79,7 @@ def by_events(call: Callable[[], object], calls: int) -> float:
 
 
 def by_graph(call: Callable[[], object], calls: int) -> float:
-    """Measure the microseconds per call in a CUDA graph of ``calls`` calls, which excludes the time to launch them."""
+    """Return the time per call in microseconds, without the launch, measured in a CUDA graph of ``calls`` calls."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -85,7 +91,7 @@ def by_graph(call: Callable[[], object], calls: int) -> float:
 
 
 def by_clock(call: Callable[[], object], calls: int) -> float:
-    """Measure the microseconds that the host spends per call."""
+    """Return the time that the host spends on a call, in microseconds."""
     import torch
 
     torch.cuda.synchronize()
@@ -132,7 +138,7 @@ def compare(
 
 
 def _tenths(mine: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """Return the 10th, 50th and 90th percentiles of the ratio of two candidates' times, computed for each round."""
+    """Divide ``mine`` by ``others`` in each round, and return the 10th, 50th and 90th percentiles of the ratios."""
     each = statistics.quantiles((a / b for a, b in zip(mine, others, strict=True)), n=10, method="inclusive")
     return each[0], each[4], each[8]
 
@@ -155,7 +161,10 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """Measure add2 with 2^20 and 2^28 elements, and axpy with 2^28. The operators are memory-bound at 2^28 elements."""
+    """Measure the time of add2 for 2^20 and 2^28 elements, and of axpy for 2^28.
+
+    The operators are memory-bound at 2^28 elements.
+    """
     import cuda_ops
     import torch
 

@@ -1,4 +1,4 @@
-"""The benchmark ``models``: each model's instructions with TVM and in eager PyTorch (float32 and int8)."""
+"""Benchmark ``models``: count the instructions of each model, compiled by TVM and in eager PyTorch (float32, int8)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TARGETS = {"armhf": "armv7", "arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Cell:
-    """The measurements of a model, run in one of the ways in ``HOW``; ``reason`` explains why a model was not run."""
+    """The measurements of a model in one of the variants in ``HOW``; ``reason`` states why it was not run."""
 
     instructions: int = 0
     seconds: float = 0.0
@@ -89,7 +89,7 @@ def measure(workspace: Workspace) -> Result:
 def cells(
     counted: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any]], regions: Mapping[int, counts.Region]
 ) -> dict[str, dict[str, Cell]]:
-    """Return the measurements by model and way, from the rows of both runs of ``on_target.py``."""
+    """Combine the rows of both runs of ``on_target.py``: return the measurements by model and by variant (``HOW``)."""
     made: dict[str, dict[str, Cell]] = {}
     for one, other in zip(counted, timed, strict=True):
         instructions = regions[one["region"]].instructions if one["region"] else 0

@@ -42,7 +42,7 @@ class Cnn(nn.Module):  # type: ignore[misc]
 
 
 class Lstm(nn.Module):  # type: ignore[misc]
-    """An LSTM with two outputs: the head's result for the last step, selected by a negative index, and the state."""
+    """An LSTM that returns its linear head's result for the last step (selected by a negative index) and the state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Lstm(nn.Module):  # type: ignore[misc]
 
 
 class InvertedResidual(nn.Module):  # type: ignore[misc]
-    """A block that expands the channels, filters each one, and projects them."""
+    """A block that expands the channels, filters each one separately, and combines them into the output channels."""
 
     def __init__(self, given: int, made: int, stride: int, expansion: int, activation: type[nn.Module]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class InvertedResidual(nn.Module):  # type: ignore[misc]
         self.sum = nn.quantized.FloatFunctional() if stride == 1 and given == made else None
 
     def forward(self, x: Any) -> Any:
-        """Return the projection, plus the input if the shapes agree."""
+        """Return the output of the layers; add the input if both have the same shape."""
         y = self.layers(x)
         return self.sum.add(x, y) if self.sum else y
 
@@ -84,7 +84,7 @@ class BasicBlock(nn.Module):  # type: ignore[misc]
         self.sum = nn.quantized.FloatFunctional()
 
     def forward(self, x: Any) -> Any:
-        """Return the ReLU of the sum of both paths."""
+        """Return the ReLU of the sum of the convolutions' output and the shortcut."""
         return self.sum.add_relu(self.layers(x), self.shortcut(x))
 
 
@@ -124,35 +124,35 @@ def unsettled_resnet18() -> Any:
 
 
 def mobilenet_v2(side: int = 224) -> Any:
-    """Return MobileNetV2, for an image of ``side``×``side`` pixels."""
+    """Return MobileNetV2, and a random image of ``side``×``side`` pixels as its input."""
     return settled(unsettled_mobilenet_v2()), (torch.randn(1, 3, side, side),)
 
 
 def resnet18(side: int = 224) -> Any:
-    """Return ResNet18, for an image of ``side``×``side`` pixels."""
+    """Return ResNet18, and a random image of ``side``×``side`` pixels as its input."""
     return settled(unsettled_resnet18()), (torch.randn(1, 3, side, side),)
 
 
 def cnn() -> Any:
-    """Return the CNN, for an image of 16×16 pixels."""
+    """Return the CNN, and a random image of 16×16 pixels as its input."""
     return Cnn(), (torch.randn(1, 1, 16, 16),)
 
 
 def lstm() -> Any:
-    """Return the LSTM, for a series of 12 steps."""
+    """Return the LSTM, and a random series of 12 steps as its input."""
     return Lstm(), (torch.randn(1, 12, 16),)
 
 
 def transformer() -> Any:
-    """Return an encoder layer, for a sequence of 10 steps."""
+    """Return a transformer encoder layer, and a random sequence of 10 steps as its input."""
     return nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), (torch.randn(1, 10, 32),)
 
 
 def small_mobilenet_v2() -> Any:
-    """Return MobileNetV2 for an image of 32×32 pixels."""
+    """Return MobileNetV2, and a random image of 32×32 pixels as its input."""
     return mobilenet_v2(32)
 
 
 def small_resnet18() -> Any:
-    """Return ResNet18 for an image of 32×32 pixels."""
+    """Return ResNet18, and a random image of 32×32 pixels as its input."""
     return resnet18(32)

@@ -3,10 +3,11 @@
     python3 on_target.py count|time ROWS.json FOLDER...
 
 Each folder contains a model's library (``libmodel.so``), its parameters (``model.params``) and its description
-(``model.graph``). With ``count``, only the second call of each model is marked for the plugin, because the first
-call also allocates memory, packs weights and chooses kernels. With ``time``, the median of three further calls is
-measured. The script writes ROWS.json, a list of objects with ``model``, ``how``, ``region`` (the region's number, or 0
-if nothing was counted), ``seconds`` (0 if they were not measured) and ``reason`` (why the model was not run).
+(``model.graph``). With ``count``, only the second call of each model is marked for the plugin, because the first call
+also allocates memory, packs weights and chooses kernels. With ``time``, the script makes three further calls and
+reports their median duration. The script writes ROWS.json, a list of objects with ``model``, ``how``, ``region`` (the
+region's number, or 0 if nothing was counted), ``seconds`` (0 if they were not measured) and ``reason`` (why the model
+was not run).
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ CALLS = 3
 
 
 def mark(region: int) -> None:
-    """Start a region, or end the current one if ``region`` is 0, via an invalid system call that the plugin detects."""
+    """Mark the start of a region, or the end of the current one if ``region`` is 0.
+
+    The plugin detects the invalid system call that this function makes.
+    """
     with contextlib.suppress(OSError):
         os.close(MARK + region)
 
@@ -99,7 +103,7 @@ def main() -> None:
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """Return the duration of one call in seconds."""
+    """Call ``run`` once, and return the duration of the call in seconds."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began

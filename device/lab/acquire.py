@@ -1,4 +1,4 @@
-"""Wait for a free place, hold it while a ``with`` block runs, and always release it at the end."""
+"""Wait for a free labgrid place, hold it while a ``with`` block runs, and always release it at the end."""
 
 from __future__ import annotations
 

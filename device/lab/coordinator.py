@@ -1,7 +1,8 @@
-"""A client for labgrid's coordinator: reads and changes places and reservations through labgrid's own interface.
+"""A client for labgrid's coordinator that reads and changes places and reservations.
 
 Requests that need a session (reserve, acquire) are sent through the program labgrid-client, which opens the session.
-Most other requests are direct calls: a call takes milliseconds, while labgrid-client takes a second to start.
+Most other requests call labgrid's gRPC interface directly: a call takes milliseconds, while labgrid-client takes a
+second to start.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Coordinator:
         }
 
     def exported(self) -> dict[str, frozenset[str]]:
-        """The classes of the resources that exporters offer, by ``EXPORTER/GROUP``."""
+        """Map each ``EXPORTER/GROUP`` to the classes of the resources that it offers."""
         found: dict[str, frozenset[str]] = {}
         for line in self.client("complete", "resources").output.split():
             group, _, kind = line.rpartition("/")

@@ -37,8 +37,8 @@ class Outcome:
     """The result on one board.
 
     ``document`` is the board's evidence. If ``document`` is empty, the suite did not run on the board, and ``error``
-    says why. If both are set, a test failed or another error occurred. For example, the board has files that were not
-    built on this PC.
+    says why. If both are set, the suite ran, but a test failed or another error occurred: for example, the board has
+    files that were not built on this PC.
     """
 
     board: str
@@ -136,7 +136,7 @@ class Outcome:
 
 
 def folder_of(board: str, turn: int) -> str:
-    """The folder for the report of a board's run in one turn, relative to the folder of the merged report."""
+    """The path of a board's report folder for one turn, relative to the folder of the merged report."""
     return board if turn == 1 else f"{board}/turn{turn}"
 
 

@@ -64,7 +64,7 @@ class How:
 
 
 def on_place(config: Config, name: str, how: How) -> SuiteResult:
-    """Run the suite on one place.
+    """Acquire the place ``name``, and run the suite on its board.
 
     Raises the same errors as ``acquired``, ``Trees.bring`` and ``device.suite.test_on_pi``.
     """
@@ -247,7 +247,10 @@ def _on_boards(lab: Lab, names: Sequence[str], how: How) -> merge.Merged:
 
 
 def _in_parallel(names: Collection[str], action: Callable[[str], _Result]) -> dict[str, _Result]:
-    """The result of an action on each board. After Ctrl-C, all actions are stopped before the exception is raised."""
+    """Run an action on all boards in parallel; return its results.
+
+    After Ctrl-C, all actions are stopped before the exception is raised.
+    """
     running: dict[str, concurrent.futures.Future[_Result]] = {}
     with concurrent.futures.ThreadPoolExecutor(max(1, len(names))) as pool:
         try:
@@ -286,7 +289,11 @@ def _board_folder(config: Config, name: str, how: How) -> Path:
 
 
 def _outcome(lab: Lab, name: str, how: How, held: Place | None = None) -> Outcome:
-    """The result on one board. The board is acquired unless it is already ``held``. Errors do not end the whole run."""
+    """Run the suite on one board; return the outcome.
+
+    The board is acquired unless it is already ``held``. An error becomes part of the outcome and does not end the runs
+    on other boards.
+    """
     paths = Paths(folder=_board_folder(lab.config, name, how))
     try:
         with contextlib.nullcontext(held) if held else _acquired(lab, {"name": name}) as place:
@@ -348,7 +355,7 @@ def _virtual(place: Place) -> bool:
 
 
 def _trees_of(lab: Lab, places: Iterable[Place]) -> Trees:
-    """The exported trees that a run on these boards uses."""
+    """The exported trees to which the run deploys: those of the boards that must already be running."""
     offered = lab.coordinator.exported()
     found = []
     for place in places:
@@ -359,7 +366,7 @@ def _trees_of(lab: Lab, places: Iterable[Place]) -> Trees:
 
 
 def _running(place: Place, resources: Collection[str]) -> bool:
-    """Whether the board must already be running: true if its resources do not allow the run to boot it."""
+    """Whether the board must already be running, because its resources do not allow the run to boot it."""
     switched = not _SWITCHED.isdisjoint(resources) or place.tags.get("power") == lab_boards.MANUAL
     return "NetworkService" in resources and not switched
 
@@ -417,7 +424,7 @@ def host_of(config: Config, name: str) -> Iterator[str]:
 
 
 def _address(service: Mapping[str, Any]) -> str:
-    """The address as ``USER@HOST:PORT``. A manually written configuration of the exporter may lack the port."""
+    """The address as ``USER@HOST:PORT``. A hand-written exporter configuration may lack the port."""
     return f"{service['username']}@{service['address']}:{service.get('port', 22)}"
 
 

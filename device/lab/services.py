@@ -416,7 +416,7 @@ def _session(lab: Lab, name: str) -> int:
 
 
 def _stop(lab: Lab, name: str) -> bool:
-    """Stop a program and its supervisor; returns whether either of them was running."""
+    """Stop a program and its supervisor. Return whether either of them was running."""
     if session := _session(lab, name):
         reaper.end({session})
         with contextlib.suppress(ChildProcessError):

@@ -19,7 +19,7 @@ def suite_files(suite: Path) -> list[str]:
 
 
 def measured(reports: Iterable[Path]) -> dict[str, float]:
-    """Return each test file's duration in seconds: the sum of its tests' mean durations in these JUnit files.
+    """Return each test file's duration in seconds: the sum of its tests' mean durations in the JUnit files.
 
     A run with ``--select`` contains only some tests from a file, so the means are computed per test.
     """

@@ -32,11 +32,11 @@ class Trees:
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}
 
     def bring(self, target: Config, *, running: bool) -> Deployed | None:
-        """Deploy to a board's tree once per run, if running boards use the tree. The caller holds the board.
+        """Deploy to a board's tree if running boards use it, but only once per run. The caller holds the board.
 
-        Returns None if the run boots the board (``running`` is false) or the tree's image was not built on this PC.
-        Raises the errors of ``deploy`` for a running board. For a board that the run boots, errors of ``deploy`` are
-        ignored, because a deployment that fails leaves the tree unchanged.
+        Returns None if the run boots the board (``running`` is false) or the tree's image was not built on this PC. For
+        a running board, errors of ``deploy`` are raised. For a board that the run boots, they are ignored, because a
+        deployment that fails leaves the tree unchanged.
         """
         tree = Layout.of(target).tree
         if not running and tree not in self._running:
@@ -76,7 +76,7 @@ def _deployed(target: Config) -> Deployed | UserError | OSError | None:
 
 @contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Wait until no other run in the lab deploys to this tree. Raises InUse if Ctrl-C interrupts the wait."""
+    """Wait until no other run deploys to this tree, then hold its lock. Raises InUse if Ctrl-C interrupts the wait."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     busy = InUse(
         "interrupted while another run was deploying to the same tree",

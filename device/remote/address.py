@@ -51,8 +51,8 @@ _ADB = re.compile(r"adb://(?P<serial>[\w.:\[\]-]*)")
 class Address:
     """A parsed address.
 
-    ``key`` is used for trackers and proxies. In an SSH address, ``host`` is [USER@]HOST[:PORT]. In an adb address,
-    ``host`` is a serial number, HOST:PORT, or empty.
+    ``key`` is set only in tracker and proxy addresses. In an SSH address, ``host`` is [USER@]HOST[:PORT]. In an adb
+    address, ``host`` is a serial number, HOST:PORT, or empty.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The comparison of a kernel's result with its reference."""
+"""Compare a kernel's result with the expected result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy
 
 
 def first_difference(found: Any, expected: Any, *, relative: float, absolute: float) -> dict[str, Any] | None:
-    """The first element, in memory order, whose difference exceeds the tolerance, and the number of such elements.
+    """Find the first element, in memory order, that is outside the tolerance, and count all such elements.
 
     Returns None if all elements agree. Two NaNs agree.
 
@@ -37,16 +37,19 @@ def first_difference(found: Any, expected: Any, *, relative: float, absolute: fl
 
 
 def blank(like: Any) -> Any:
-    """Return an array for a result. Kernels do not compute its fill value, which therefore shows unwritten elements."""
+    """Return an array for a result, filled with a value that kernels do not compute.
+
+    Elements that a kernel does not write keep this value and are thus detected.
+    """
     return numpy.full_like(like, numpy.nan if like.dtype.kind == "f" else 77)
 
 
 def tolerance_of(expected: Any, relative: float, absolute: float, least: float = 0.0) -> tuple[float, float]:
     """The relative and absolute tolerance for a result of a model. Integers must be equal.
 
-    If all magnitudes are below 1, the absolute tolerance is scaled by the largest of them. With a fixed tolerance, a
-    result that is all zeros would be accepted if the expected values were very small. The absolute tolerance is at
-    least ``least``.
+    If all expected values are below 1 in magnitude, the absolute tolerance is multiplied by the largest magnitude. With
+    a fixed tolerance, a result that is all zeros would be accepted if the expected values were very small. The absolute
+    tolerance is at least ``least``.
     """
     if expected.dtype.kind in "iu":
         return 0.0, 0.0
@@ -57,7 +60,10 @@ def tolerance_of(expected: Any, relative: float, absolute: float, least: float =
 def first_mismatch(
     found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """Return the first difference, its tolerance and the index of the result that contains it; None if all agree."""
+    """Return the first difference, its tolerance and the index of the result that contains it.
+
+    Returns None if all results agree.
+    """
     for number, (ours, theirs, allowed) in enumerate(zip(found, expected, tolerances, strict=True)):
         wrong = first_difference(ours, theirs, relative=allowed[0], absolute=allowed[1])
         if wrong is not None:

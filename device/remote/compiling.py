@@ -1,8 +1,8 @@
 """Compile a kernel's file to a shared library for a target. ``tvm`` is imported only in functions that use it.
 
 A kernel's file defines ``SIZE``, ``module(size)``, ``inputs(size, random)``, ``reference(*inputs)`` and optionally
-``TOLERANCE`` (relative, absolute) and ``operations(size)``; docs/remote.md describes them. The kernel's function takes
-the inputs in order, then the result.
+``TOLERANCE`` (relative, absolute) and ``operations(size)``; docs/remote.md describes them. The parameters of the
+kernel's function are the inputs, in the order of ``inputs``, and then the result.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Kernel:
     def launch(self) -> Any:
         """The return value of ``launch(size)`` in an OpenCL kernel's file.
 
-        Raises Fault ``kernel`` with the line of the error.
+        Raises a Fault of kind ``kernel`` that states the line of the error.
         """
         path = Path(str(self.source.__file__))
         return guarded(path, "launch() fails", lambda: self.source.launch(self.size))
@@ -63,7 +63,7 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
     A tolerance that the file defines for the target (``QPU_TOLERANCE``, ``OPENCL_TOLERANCE``) replaces ``TOLERANCE``,
     because QPUs, for example, round towards zero.
 
-    Raises Fault ``kernel`` with the line of the error.
+    Raises a Fault of kind ``kernel`` that states the line of the error.
     """
     source = guarded(path, "cannot be read", lambda: _import(path))
     required = ("SIZE", "inputs", "reference")
@@ -97,7 +97,7 @@ def export(
     With ``standalone``, the library includes the parts of TVM's runtime that the kernel needs, for boards without TVM.
     The object file is also written, next to the library, so that the kernel can be linked into a loader.
 
-    Raises Fault ``kernel``, or Fault ``linker``, which contains the linker's output.
+    Raises a Fault of kind ``kernel``, or one of kind ``linker`` with the linker's output.
     """
     import tvm
     from tvm.support import cc
@@ -124,7 +124,7 @@ def export(
 def only_function(path: Path, kernel: Kernel, name: str) -> Any:
     """Call the kernel file's ``module`` or ``opencl_module``, and return the only function in the resulting TVM module.
 
-    If the function has no global symbol, its name becomes its global symbol. Raises Fault ``kernel``.
+    If the function has no global symbol, its name becomes its global symbol. Raises a Fault of kind ``kernel``.
     """
     import tvm
 
@@ -158,7 +158,10 @@ def _contiguous(array: Any) -> Any:
 
 
 def guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
-    """Run code from a kernel's file. Exceptions are converted to Fault ``kernel`` with the line of the error."""
+    """Run code from a kernel's file.
+
+    Exceptions are converted to a Fault of kind ``kernel`` that states the line of the error.
+    """
     try:
         return action()
     except Fault:

@@ -28,7 +28,7 @@ PRECISIONS = ("float32", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class Eager:
-    """The measurement of a model in one precision. If the model was not run, ``reason`` states why."""
+    """The results of running a model in eager PyTorch in one precision. If it was not run, ``reason`` states why."""
 
     precision: str
     reason: str = ""
@@ -56,7 +56,7 @@ class Eager:
         return float(numpy.quantile(self.seconds, 0.9)) if self.seconds else None
 
     def as_json(self) -> dict[str, Any]:
-        """The fields and the statistics as a dictionary."""
+        """All fields, the median latency and the 90th percentile, as a dictionary for JSON."""
         return {**dataclasses.asdict(self), "median_s": self.median_s, "p90_s": self.p90_s}
 
 
@@ -84,7 +84,7 @@ def measure(
 
 
 def not_run(reason: str) -> tuple[Eager, ...]:
-    """Return one result per precision. Each contains only ``reason``, which explains why the model was not run."""
+    """Return a result without measurements for each precision; ``reason`` explains why the model was not run."""
     return tuple(Eager(precision=precision, reason=reason) for precision in PRECISIONS)
 
 

@@ -60,7 +60,7 @@ def ready(config: Config) -> TvmEnvironment:
 
 
 def ready_for_models(config: Config) -> TvmEnvironment:
-    """TVM and, for exporting models, PyTorch and torchvision for this PC. Raises the same errors as ``ready``."""
+    """TVM for this PC, with PyTorch and torchvision to export models. Raises the same errors as ``ready``."""
     tvm = ready(config)
     pins = (native_environment.TORCH, *native_environment.TORCH_NEEDS, _SYMPY_NEEDS, *_TORCHVISION)
     torch = _installed(config, "torch", pins, _TORCH_NEEDED_MIB)

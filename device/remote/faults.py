@@ -1,7 +1,7 @@
-"""The errors in sessions with a board, by kind of fault, for both transports.
+"""Map the kinds of faults in a session with a board to errors, for sessions over TVM's RPC and through the loader.
 
-A worker (``reporting``), the loader (``loader/loader.cpp``) and the sessions on the host report faults by kind. The
-loader's more specific kinds (load, protocol) are reported as errors of the kernel or model.
+The kinds are reported by workers (``reporting``), by the loader (``loader/loader.cpp``) and by the sessions on the
+host. The loader's more specific kinds (load, protocol) are reported as errors of the kernel or model.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def build_android_loader(config: Config, target: Target) -> Path:
 
 
 def bionic() -> dict[str, dict[str, int]]:
-    """The symbols in Android's libraries that the loader may use, by library, each with its API level."""
+    """Map each Android library to the symbols that the loader may use, and each symbol to its API level."""
     found: dict[str, dict[str, int]] = {}
     for line in BIONIC.read_text().splitlines():
         if not line.startswith("#"):
@@ -214,10 +214,11 @@ class LoaderSession:
         return number
 
     def parameters(self, content: bytes) -> tuple[int, str]:
-        """Map a model's parameters on the board as an array. Parameters that are not on the board are sent first.
+        """Map a model's parameter file into memory on the board. Parameters that the board lacks are sent first.
 
-        Returns the array's number, and where the parameters came from. If the board cannot keep the parameters, for
-        example because its disk is full, the array is in memory.
+        Returns the number of the array with the parameters, and a text that states whether they were sent and whether
+        the board keeps them. If the board cannot keep the parameters, for example because its disk is full, they are
+        held in memory for this session.
         """
         words = f"{hashlib.sha256(content).hexdigest()} {len(content)}"
         if (found := self._ask(f"map {words}")) != "-":
@@ -243,12 +244,18 @@ class LoaderSession:
         return numpy.frombuffer(self._bytes(size, self._deadline()), dtype=like.dtype).reshape(like.shape)
 
     def run(self, numbers: Sequence[int]) -> float | None:
-        """Run the kernel once. Returns the time in seconds that a cycle model estimates, or None without a model."""
+        """Run the kernel once.
+
+        Returns the time in seconds that the cycle model of libqpu's emulator estimates, or None if no model is used.
+        """
         seconds = float(self._ask(f"run {' '.join(map(str, numbers))}"))
         return seconds if seconds > 0 else None
 
     def time(self, timing: Timing, numbers: Sequence[int]) -> tuple[int, list[float]]:
-        """Measure the kernel's time. Returns the runs per measurement, and the seconds per run in each measurement."""
+        """Measure the kernel's time.
+
+        Returns the number of runs per measurement, and the mean time per run in seconds for each measurement.
+        """
         how = f"{timing.number} {timing.repeat} {timing.min_repeat_ms} {timing.warm_up}"
         runs, *seconds = self._ask(f"time {how} {' '.join(map(str, numbers))}").split()
         return int(runs), [float(item) for item in seconds]
@@ -362,9 +369,9 @@ def session(
 ) -> Iterator[LoaderSession]:
     """A session with the board at ``address``. ``libraries`` are folders with libraries that the kernel needs.
 
-    Phones need a static ``loader``, except for OpenCL kernels. If ``python`` (environment variables) is given,
-    ``loader`` is a Python script. If the board is this PC, the Python interpreter of this program runs the script with
-    these variables.
+    Phones need a static ``loader``, except for OpenCL kernels. If ``python`` is given, ``loader`` is a Python script.
+    If, in addition, the board is this PC, the interpreter that runs this program also runs the script, with the
+    environment variables in ``python``.
 
     Raises InUse, BoardSilent, and the other errors that ``LoaderSession`` and ``phone.connected`` raise.
     """
@@ -434,9 +441,9 @@ def _unpack(folder: str, program: bytes, limits: Sequence[str]) -> str:
 
 
 def emulator(architecture: Architecture) -> list[str]:
-    """The command that runs programs for another architecture with the C library of the cross compiler.
+    """Return the qemu-user command that runs an architecture's programs with the cross compiler's C library.
 
-    Raises ProgramMissing, ArtefactMissing.
+    For the PC's own architecture, the command is empty. Raises ProgramMissing, ArtefactMissing.
     """
     if architecture == host_architecture():
         return []

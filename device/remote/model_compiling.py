@@ -54,7 +54,7 @@ class Model:
 
 
 def load(reference: str, folder: str) -> Model:
-    """Load FILE.pt2, or call MODULE:FUNCTION. ``folder`` is searched for MODULE first. Raises Fault ``model``."""
+    """Load FILE.pt2, or call MODULE:FUNCTION. Python searches ``folder`` for MODULE first. Raises Fault ``model``."""
     import torch
 
     decompositions = model_quantization.decompositions()
@@ -201,7 +201,7 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
 
 
 def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> None:
-    """Raise Fault ``model`` if TVM's types and shapes differ from those of the arrays that the host allocates."""
+    """Raise Fault ``model`` if TVM's and PyTorch's inputs or outputs (``what``) differ in number, type or shape."""
     if len(planned) != len(arrays):
         raise Fault("model", f"the model has {len(planned)} {what}s in TVM, {len(arrays)} in PyTorch")
     for index, (ours, array) in enumerate(zip(planned, arrays, strict=True)):
@@ -211,7 +211,7 @@ def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> 
 
 
 def _without_runtime(name: str, function: Any, exported: Any) -> Any:
-    """The operator's function with serial loops instead of parallel loops, which would use TVM's thread pool.
+    """Make the parallel loops in an operator's function serial, because they would use TVM's thread pool.
 
     Raises Fault ``model`` if the function calls TVM's runtime. TVM names functions after the operators in them.
     """
@@ -284,7 +284,7 @@ def _missing_operators(exported: Any) -> list[str]:
 
 
 def _places(name: str, exported: Any) -> str:
-    """The places, in parentheses, where the model calls the operator of a TVM function; an empty string if unknown.
+    """The places where the model calls a TVM function's operator, in parentheses; empty if they are unknown.
 
     TVM uses one function for all calls with the same shapes, so there can be several places.
     """
@@ -317,7 +317,7 @@ def _guarded(name: str, problem: str, action: Callable[[], _T]) -> _T:
 
 
 def _node_of(fault: BaseException) -> str:
-    """The operator whose translation raised ``fault``, and its place in the model; an empty string if it is unknown."""
+    """The operator whose translation raised ``fault``, and its place in the model; empty if the operator is unknown."""
     nodes = [frame.f_locals.get("node") for frame, _ in traceback.walk_tb(fault.__traceback__)]
     for node in reversed(nodes):
         if node is not None and getattr(node, "op", "") == "call_function":

@@ -25,13 +25,13 @@ from device.remote.reporting import Fault
 
 
 class _Tensors:
-    """The bytes of the tensors, one after the other."""
+    """The tensors' bytes, concatenated with padding for alignment."""
 
     def __init__(self) -> None:
         self.content = bytearray()
 
     def add(self, array: Any) -> dict[str, Any]:
-        """Append an array, and return its record."""
+        """Append an array's bytes, and return the record that describes the array."""
         self.content.extend(bytes(-len(self.content) % ALIGNMENT))
         record = {"dtype": str(array.dtype), "shape": list(array.shape), "offset": len(self.content)}
         self.content.extend(array.tobytes())
@@ -47,7 +47,7 @@ def describe(
     runs: int,
     warm_up: int,
 ) -> bytes:
-    """The description of an exported model, with the number of runs to time. Raises Fault ``model``."""
+    """Return the description of an exported model, including the number of timed runs. Raises Fault ``model``."""
     import torch
 
     tensors = _Tensors()

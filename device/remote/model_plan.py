@@ -1,7 +1,7 @@
 """The plan of a model, read from a lowered Relax function: operators in execution order, and each tensor's location.
 
 TVM's pass StaticPlanBlockMemory has assigned the intermediate tensors to blocks of memory that later tensors reuse.
-The plan puts these blocks one after the other into the work area. ``header`` renders the plan for ``loader/model.cpp``.
+The plan places these blocks consecutively in the work area. ``header`` renders the plan for ``loader/model.cpp``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 class Tensor:
     """A tensor. ``place`` is INPUT, OUTPUT, PARAMETERS or WORK_AREA.
 
-    ``where`` is the index of the input or output, or the offset in the parameters or work area, in bytes.
+    ``where`` is the index of the input or output, or the byte offset in the parameters or the work area.
     """
 
     place: str
@@ -53,7 +53,8 @@ class Tensor:
 class Plan:
     """The plan.
 
-    A step is an operator's function with its tensors. A copy is a tensor and the index of the output that receives it.
+    A step is the name of an operator's function, and the tensors that the function receives as arguments. A copy is a
+    tensor and the index of the output that receives it.
     """
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -65,7 +66,7 @@ class Plan:
 
 
 def of(function: Any, places: Callable[[str], str]) -> Plan:
-    """The plan of a Relax function. Raises Fault ``model`` if a plan cannot express the function.
+    """The plan of a Relax function. Raises Fault ``model`` if the function cannot be expressed as a plan.
 
     ``places`` maps an operator to the places in the model that call it, as text in parentheses. This text is empty if
     the places are unknown.

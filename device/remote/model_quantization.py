@@ -10,7 +10,10 @@ from typing import Any
 
 
 def decompositions() -> Any:
-    """Register the quantisation operators. Return the default decompositions of ``torch.export`` with theirs added."""
+    """Return the default decompositions of ``torch.export``, and those of the quantisation operators.
+
+    The function also registers the quantisation operators with torch.
+    """
     import torch
     from torch.ao.quantization.fx import _decomposed
 

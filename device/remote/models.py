@@ -32,7 +32,7 @@ _TEMPLATE = Path(__file__).parent.parent / "templates" / "model.html.j2"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelProfile:
-    """A measurement.
+    """The measurements of a model on a board.
 
     ``seconds`` contains the latency of each run; ``operators`` contains each operator's name and time, in execution
     order.
@@ -80,14 +80,14 @@ class ModelProfile:
 
     @property
     def shares(self) -> list[tuple[str, str, float]]:
-        """The name, time and share of each operator, starting with the slowest."""
+        """Each operator's name, time and share of the total time, starting with the slowest operator."""
         whole = sum(seconds for _, seconds in self.operators) or 1.0
         slowest_first = sorted(self.operators, key=lambda item: -item[1])
         return [(name, profiling.seconds_text(seconds), seconds / whole) for name, seconds in slowest_first]
 
     @property
     def _allowed(self) -> str:
-        """The tolerances as a string, with the index of each output unless all outputs have the same tolerance."""
+        """The tolerances as a string; if they differ, each with the index of its output."""
         texts = [
             f"{relative:g} relative or {absolute:.3g} absolute" if relative or absolute else "equal"
             for relative, absolute in self.tolerances
@@ -142,7 +142,7 @@ class ModelProfile:
 
     @property
     def not_run(self) -> list[str]:
-        """The reasons why the model was not run in eager PyTorch, each for one or more precisions."""
+        """One line of text for each reason why eager PyTorch did not run the model, with the affected precisions."""
         reasons: dict[str, list[str]] = {}
         for item in self.eager:
             if item.reason:
@@ -284,7 +284,7 @@ def _compiled(
     environment: environments.TvmEnvironment,
     scratch: Path,
 ) -> tuple[dict[str, Any], Path]:
-    """Compile the model in ``scratch``, and run it over RPC if there is an address.
+    """Compile the model in ``scratch`` and, if ``address`` is not None, run the model over RPC.
 
     Returns the facts that the worker reported, and the library's path.
     """
@@ -353,7 +353,7 @@ def _by_loader(
 ) -> None:
     """Send the library and the arrays to the loader on the board, then run, check and time the model.
 
-    On a phone, the model is part of the loader.
+    For a phone, the model is linked into the loader instead.
     """
     seconds = numpy.zeros(len(facts["operators"]))
     loader = library.with_name("loader") if address.kind == "adb" else None

@@ -1,9 +1,9 @@
 """OpenCL kernels: a file in OpenCL C next to the kernel's Python file, compiled by the driver on the board.
 
-As with any kernel, the Python file creates the arrays and the reference. The Python file also defines ``launch(size)``,
-which returns the total number of work items and the number per work group (None lets the driver choose). The ``.cl``
-file defines a ``__kernel`` with the file's name. The arguments of the ``__kernel`` are the inputs, then the result. The
-macro ``SIZE`` is predefined.
+As with any kernel, the Python file creates the input arrays and the reference result. The Python file also defines
+``launch(size)``, which returns the total number of work items and the number per work group (None lets the driver
+choose). The ``.cl`` file defines a ``__kernel`` with the file's name. The arguments of the ``__kernel`` are the inputs,
+then the result. The macro ``SIZE`` is predefined.
 
 Without a ``.cl`` file, TVM generates the source from the Python file's ``opencl_module`` (``opencl_worker``).
 """
@@ -65,7 +65,7 @@ class Program:
 
 
 def parse_devices(lines: str) -> tuple[Device, ...]:
-    """The devices in the loader's list."""
+    """Parse the loader's list of OpenCL devices."""
     found = []
     for line in lines.splitlines():
         type_, name, version, driver, units, memory = line.split("\t")

@@ -4,8 +4,8 @@
 
 REQUEST is a JSON object: ``kernel`` (the kernel's file) and ``size``. The file's ``opencl_module(size)`` returns a
 module with one function, whose loops are bound to work groups (``blockIdx``) and work items (``threadIdx``). The
-results are ``source``, ``function`` (the kernel's name in the source), ``work_items`` and ``group``. For the output,
-see ``reporting``.
+results are ``source``, ``function`` (the kernel's name in the source), ``work_items`` (their number along each axis)
+and ``group`` (the number per work group). For the output, see ``reporting``.
 
 The runtime of the pinned TVM version does not support OpenCL. Therefore, the board's driver compiles the source, and
 the loader starts the kernel.
@@ -59,7 +59,10 @@ def _generated(path: Path, function: Any) -> tuple[str, str]:
 
 
 def _launch(path: Path, function: Any) -> tuple[list[int], list[int]]:
-    """The number of work items in total and per work group, from the loops that are bound to work groups and items."""
+    """Return the number of work items along each axis, in total and per work group.
+
+    The numbers are computed from the extents of the loops that are bound to work groups and work items.
+    """
     from tvm import tirx
     from tvm_ffi import structural_walk
 

@@ -35,7 +35,10 @@ _MOST = 10**12
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """A measurement. ``seconds`` contains the time per run for each repeat; ``model_s`` is the emulator's estimate."""
+    """A measurement.
+
+    ``seconds`` contains the time per run of each repeat. ``model_s`` is the time per run that the emulator estimates.
+    """
 
     kernel: str
     size: int
@@ -254,7 +257,10 @@ class _Job:
         return self._profile(backend="CPU", seconds=facts["seconds"], checked=facts["checked"], board=facts["model"])
 
     def tvm_library(self) -> tuple[Path, str, list[Path]]:
-        """Compile the kernel with TVM. Returns the library, the name of its function, and an empty list of folders."""
+        """Compile the kernel with TVM.
+
+        Returns the library, the name of its function, and an empty list of folders (the kernel needs no libraries).
+        """
         self._work(None)
         return self.library, self.facts["entry"], []
 
@@ -385,7 +391,7 @@ class _Job:
 def request_of(
     config: Config, target: Target, address: Address | None, library: Path, timing: Timing, linked: str
 ) -> dict[str, Any]:
-    """The part of a request that is the same for kernels and models. Raises ProgramMissing if there is no linker."""
+    """The fields that are common to requests for kernels and models. Raises ProgramMissing if there is no linker."""
     linker = process.require_program(target.linker(config.remote.linker), f"to link {linked} for {target.title}")
     return {
         "target": dict(target.tvm),
@@ -508,7 +514,7 @@ def _queue(where: str, facts: Mapping[str, Any]) -> str:
 
 
 def mismatch(compiled: str, name: str, where: str, facts: Mapping[str, Any]) -> ResultMismatch:
-    """The error for a wrong result of a "kernel" or "model".
+    """The error for a wrong result. ``compiled`` is "kernel" or "model".
 
     ``facts`` describes the first element that differs, as ``comparing.first_mismatch`` returns it.
     """
@@ -530,7 +536,7 @@ def table(title: str, *, show_header: bool = True) -> Table:
 
 
 def table_of_results(title: str, rows: Sequence[tuple[str, str]]) -> Table:
-    """A table with these rows of names and values."""
+    """A table whose rows each contain a name and a value."""
     made = table(title, show_header=False)
     made.add_column(no_wrap=True)
     made.add_column(overflow="fold")

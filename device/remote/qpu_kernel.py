@@ -24,14 +24,14 @@ _LIBQPU = ROOT / "libqpu"
 
 
 def on_this_pc(target: Target) -> Target:
-    """Return the target with this PC's architecture: kernels for libqpu's emulator are compiled for the PC itself."""
+    """Return the target with this PC's architecture, because kernels for libqpu's emulator run on the PC itself."""
     return dataclasses.replace(target, architecture=host_architecture())
 
 
 def build(config: Config, target: Target, address: Address, path: Path, library: Path) -> list[Path]:
-    """Compile the ``.cpp`` file next to ``path`` into ``library`` for the machine at ``address``.
+    """Compile the ``.cpp`` file next to ``path`` for the machine at ``address``, and write the result to ``library``.
 
-    Returns the folders that contain the library's dependencies on this PC.
+    Returns the folders on this PC that contain the library's dependencies; empty if the machine is a board.
 
     Raises UserError with the compiler's error, and ArtefactMissing if there is no libqpu for the board.
     """

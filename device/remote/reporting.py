@@ -39,7 +39,7 @@ def tell(**facts: Any) -> None:
 
 
 def serve(run: Callable[[Mapping[str, Any]], None]) -> None:
-    """Run a worker with the request from standard input, and report a fault if one occurs."""
+    """Read a request from standard input and pass it to ``run``. If ``run`` raises a Fault, report it and exit."""
     request = json.load(sys.stdin)
     try:
         run(request)

@@ -28,7 +28,7 @@ class Target:
     """An address; empty if the user must select a board."""
 
     def linker(self, configured: str) -> str:
-        """The program that links code for the target: ``configured`` or, if it is empty, the GNU compiler."""
+        """The program that links code for the target: ``configured`` or, if that is empty, the GNU C++ compiler."""
         if configured:
             return configured
         return "g++" if self.architecture == host_architecture() else f"{self.architecture.gnu}-g++"

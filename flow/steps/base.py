@@ -1,6 +1,6 @@
-"""The image with the root filesystem and torch, on which the system image is built.
+"""Load the base of the system image: an image that contains the root filesystem and torch.
 
-This step is separate from the system image, so that it can run while extensions are compiled.
+This step is separate from the step for the system image, so that it can run while extensions are compiled.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ PARTS = {
 
 
 def folder(context: Context, name: str) -> Path:
-    """Return the folder that contains the parts of the step ``name``."""
+    """Return the folder for the firmware and the licence that the step ``name`` extracts."""
     return context.root / name
 
 

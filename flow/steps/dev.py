@@ -17,7 +17,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Return the step that builds the root, loads it as an image, and makes the links for the native compiler."""
+    """Return the step that builds the root, loads it as an image, and creates the native compiler's symbolic links."""
     packages = tuple(
         sorted(
             {

@@ -1,4 +1,4 @@
-"""Compile libqpu for the target, or upstream's QPULib instead (``qpu.library: upstream``)."""
+"""Compile libqpu for the target or, if ``qpu.library`` is ``upstream``, upstream's QPULib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Make builder images, which are complete native roots, for recipes that require more than the native tools."""
+"""Make the builder images of recipes that require more than the native tools.
+
+A builder image is a complete root filesystem for this PC's architecture.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context, name: str, title: str, *, with_target: bool = True) -> Step:
-    """Return the step that makes the root and its image.
+    """Return the step that makes a builder's root filesystem and its image.
 
     The root contains the packages that packages.toml lists in the table with the step's name (``_`` replaces ``-``).
     Without ``with_target``, all packages are for this PC.

@@ -16,7 +16,10 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Return the step that compiles the wheel against torch and libqpu; without torch, the wheel is omitted."""
+    """Return the step that compiles the QPU extension wheel against torch and libqpu.
+
+    If there is no torch wheel, the step builds nothing and prints a warning.
+    """
     data = recipe.load("qpu_ops")
     tar = context.root / "qpu-ops-site.tar"
 
@@ -69,7 +72,10 @@ def _omitted(reason: str) -> Made:
 
 
 def place(context: Context, made: Mapping[str, Manifest]) -> qpu_ops.Place:
-    """Return where to compile the wheel: in the ``builder`` image if ``made`` contains it, else in ``dev``."""
+    """Return the environment for compiling the wheel: the native ``builder`` image or the target's ``dev`` image.
+
+    The ``builder`` image is used if the extension is cross-compiled and ``made`` contains this image.
+    """
     role = "builder" if is_extension_cross_compiled(context) and "builder" in made else "dev"
     reference, image_id = context.config.image_reference(role), made[role].facts["image"]
     if role == "builder":

@@ -14,7 +14,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Return the step that builds the root and loads it as an image."""
+    """Return the step that builds the target's root filesystem and loads it into the engine as an image."""
     parts = {"bootable": context.image.profile == "bootable", "card": context.image.card}
     overlays = roots.overlays(context, *(name for name, wanted in parts.items() if wanted))
 

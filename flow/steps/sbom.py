@@ -13,7 +13,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Return the step that writes the documents about the root filesystem and the added wheels and libraries."""
+    """Return the step that writes the bill of materials for the root filesystem and the added wheels and libraries."""
     config = context.config
 
     def action(needs: Mapping[str, Manifest]) -> Made:

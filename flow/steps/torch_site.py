@@ -1,4 +1,4 @@
-"""Unpack torch into the layout of the target root."""
+"""Unpack the torch wheel into a folder that has the layout of the target's root filesystem."""
 
 from __future__ import annotations
 

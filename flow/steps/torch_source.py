@@ -13,7 +13,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Return the step that downloads the source that the recipe pins."""
+    """Return the step that downloads and verifies the source pinned by the recipe."""
     data, kind = recipe.load("torch"), context.config.torch.source
     folder = context.config.build_root / "sources"
 

@@ -1,4 +1,4 @@
-"""Unpack TVM FFI's wheel into the layout of the target root."""
+"""Unpack TVM FFI's wheel, and write a tar with its files at their paths in the target's root filesystem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolchain.steps import Made, Step
 
 
 def step(context: Context) -> Step:
-    """Return the step that unpacks the wheel from a wheelhouse or the artefact cache."""
+    """Return the step that finds the wheel in a wheelhouse or the artefact cache, and unpacks it."""
     tar = context.root / "tvm-ffi-site.tar"
 
     def action(_: Mapping[str, Manifest]) -> Made:

@@ -33,7 +33,7 @@ _FIX = "correct the recipe in recipes/companions, or set image.companions: false
 
 
 def unfit(version: str) -> str:
-    """Return the reason why there are no companions for this version of torch, or an empty string."""
+    """Return the reason why torchvision and torchaudio do not fit this version of torch, or an empty string."""
     if not version:
         return "there is no torch wheel"
     wanted = load(NAME).settings["torch"]

@@ -1,7 +1,7 @@
-"""Compute the key of the wheels that match an image's torch wheel, for tasks that look for finished wheels.
+"""Compute the key of the torchvision and torchaudio wheels that match an image's torch wheel.
 
-This code is not in ``build``, because any change to that module causes the step to run again, and the search for
-torch does not affect the wheels.
+Tasks use the key to look for finished wheels. This code is not in ``build``, because any change to that module causes
+the step to run again, and the search for torch does not affect the wheels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from toolchain.errors import ArtefactDamaged, PlatformMismatch, WheelUnusable
 
 
 def key(config: Config) -> str:
-    """Return the key for this configuration and the torch wheel of its image; empty if there are no companions."""
+    """Return the key for this configuration and the torch wheel of its image.
+
+    Returns an empty string if the image contains neither torchvision nor torchaudio, or if no torch wheel is suitable.
+    """
     if not config.image.companions:
         return ""
     any_torch = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
@@ -29,7 +32,10 @@ def key(config: Config) -> str:
 
 
 def key_with(config: Config, torch: resolve.Resolution) -> str:
-    """Return the key for the torch wheel that was found for the image; empty if there are no companions."""
+    """Return the key for the torch wheel that was found for the image.
+
+    Returns an empty string if the image contains neither torchvision nor torchaudio, or if no torch wheel is suitable.
+    """
     if not config.image.companions or torch.wheel is None or unfit(torch.version):
         return ""
     return recipe_key(load(NAME), config.image.target, load_suite(config.image.suite), files.sha256_of(torch.wheel))

@@ -2,8 +2,8 @@
 
 GPU code is in the section ``.nv_fatbin``: a sequence of containers, each with a header (magic 0xba55ed50, version, size
 of the header, size of the content) and entries (kind 1 for PTX and 2 for machine code, size of the entry's header, size
-of its content and, at offset 28, the compute capability). The layout is not documented. ``cuobjdump`` reads the same
-values, and a test compares them with nvcc's arguments.
+of its content and, at offset 28, the compute capability). The layout is not documented. ``cuobjdump`` prints the same
+values as this module reads, and a test compares these values with nvcc's arguments.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Contents:
 def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> Contents:
     """Check a wheel against the requested architectures; return its contents.
 
-    Raises PlatformMismatch for a wheel for another architecture. Raises WheelUnusable if the wheel is damaged, requires
-    a specific Python or uncommon libraries, or does not contain exactly the requested GPU code.
+    Raises PlatformMismatch if the wheel was built for another CPU architecture. Raises WheelUnusable if the wheel is
+    damaged, requires a specific Python or uncommon libraries, or does not contain exactly the requested GPU code.
     """
     wheels.audit(wheel, target)
     tag = f"py3-none-{target.wheel_platform}"
@@ -79,7 +79,7 @@ def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> 
 
 
 def contents(elf: ELFFile) -> Contents:
-    """Return the contents and requirements of a library."""
+    """Return which GPU code a library contains, and what it requires from the system."""
     section = elf.get_section_by_name(".nv_fatbin")
     newest: dict[str, tuple[int, ...]] = {"GLIBC": (0,), "GLIBCXX": (0,)}
     for kind, version in wheels.needed_versions(elf):
@@ -95,7 +95,10 @@ def contents(elf: ELFFile) -> Contents:
 
 
 def gpu_code(fatbin: bytes) -> Iterator[tuple[int, str]]:
-    """Read each entry's kind and compute capability. Raises WheelUnusable for an unknown layout."""
+    """Yield the kind and compute capability of each entry in the GPU code.
+
+    Raises WheelUnusable for an unknown layout.
+    """
     at = 0
     while at + 16 <= len(fatbin):
         magic, _, header, size = struct.unpack_from("<IHHQ", fatbin, at)

@@ -1,7 +1,7 @@
 """Build the CUDA operator wheel with nvcc in a native container. No GPU is needed.
 
 The container has g++ (and the cross compiler for arm64), pip and setuptools. The CUDA toolkit and torch's headers are
-mounted into it. For arm64, nvcc compiles the same GPU code and calls the cross compiler for the rest.
+mounted into it. For arm64, nvcc compiles the same GPU code and calls the cross compiler for the host code.
 """
 
 from __future__ import annotations

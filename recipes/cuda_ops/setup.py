@@ -1,4 +1,4 @@
-"""Build the wheel with ``pip wheel --no-build-isolation .`` and these variables.
+"""Build the wheel with ``pip wheel --no-build-isolation .`` and these environment variables.
 
 ``CUDA_OPS_ARCHITECTURES``  GPU architectures, such as ``75;80;86;90+PTX``. The wheel contains machine code for each;
                             ``+PTX`` adds code that the drivers of later GPUs translate. There is no default.
@@ -77,10 +77,10 @@ def torch_headers() -> Path:
 
 
 class Build(build_ext):  # type: ignore[misc]
-    """Compiles the kernels with nvcc and the rest with CXX, and links a library that is not a Python module."""
+    """Compiles the kernels with nvcc and the C++ sources with CXX, and links a library that is not a Python module."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Return the file name without a Python version's ABI tag."""
+        """Return the library's file name without the ABI tag of a Python version."""
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Any) -> None:

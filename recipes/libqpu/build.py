@@ -18,7 +18,7 @@ _FLAGS = (
 
 
 def plan(recipe: Recipe, config: Config, *, cross: bool) -> Build:
-    """Return the commands that configure, compile and install libqpu, and the sources that they use."""
+    """Return the build of libqpu: its source folder, and the commands that configure, compile and install it."""
     options = (*compile_options(config.image.target, recipe.settings["prefix"], cross=cross), *_FLAGS)
     return Build(
         cross=cross,

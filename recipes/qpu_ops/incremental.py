@@ -49,7 +49,7 @@ def compiler_commands(output: str) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class PreviousBuild:
-    """A folder with a full build: ``source`` (with the objects), the wheel, and the record of both."""
+    """A folder with a full build: ``source`` (with the objects), the wheel, and a JSON file that records the build."""
 
     folder: Path
 
@@ -59,7 +59,7 @@ class PreviousBuild:
         return self.folder / "source"
 
     def remember(self, surroundings: str, output: str, wheel: Path) -> None:
-        """Record a successful full build with the command lines in its ``output``, and copy its ``wheel``.
+        """Record a successful full build: the command lines in its ``output``, and a copy of its ``wheel``.
 
         The output of concurrent compilers can be interleaved. If the command line for any linked object is not found,
         nothing is recorded.
@@ -121,7 +121,7 @@ class PreviousBuild:
         return objects.get(product) != self._key(command) or not (self.source / product).is_file()
 
     def _key(self, command: Sequence[str]) -> str:
-        """Hash a command line, its source file, the files that the source includes, and all headers in its folder."""
+        """Hash a command line, its source file, the files that this file includes, and all headers in its folder."""
         digest = hashlib.sha256(shlex.join(command).encode())
         own = self.source / command[command.index("-c") + 1]
         included = [own.parent / name for name in _INCLUDED.findall(own.read_text())]
@@ -131,7 +131,7 @@ class PreviousBuild:
 
 
 def _names(root: Path) -> list[str]:
-    """Return the files that may change, relative to the root. If the set of files differs, the build is not updated."""
+    """Return the relative paths of the files in ``SOURCES``. If these paths change, a full build is necessary."""
     found = (path for name in SOURCES for path in (root / name).rglob("*"))
     return sorted(
         str(path.relative_to(root))

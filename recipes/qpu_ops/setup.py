@@ -159,7 +159,7 @@ compile_flags += [
 
 
 def extension(name: str, folder: str, *sources: str) -> Extension:
-    """Return a module built from sources in a folder; it depends on all headers and sources there."""
+    """Describe a module that is built from some sources in a folder and depends on all headers and sources there."""
     return (torch_extension if TORCH_FILES else CppExtension)(
         name,
         sources=[f"{folder}/{source}" for source in sources],

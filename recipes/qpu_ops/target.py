@@ -1,11 +1,13 @@
 """Build the extension wheel for the target in one of two environments.
 
-The main job compiles the wheel in the native builder image with the cross compiler, against the files of torch and the
-headers and settings of the target's Python. Cross-compilation requires neither emulation nor the development root.
+One environment is the native builder image, which the main job uses by default. The wheel is cross-compiled there
+against torch's files, with the headers and settings of the target's Python. Cross-compilation requires neither
+emulation nor the development root.
 
-Alternatively, plain ``pip wheel`` builds the wheel inside the armv7 container, as a user would. In the container, torch
-and libqpu are installed as on the target, and the native compiler can replace the emulated one (images.native) without
-a change to the wheel's own build. Both ways produce the same wheel, byte for byte; a test compares the wheels.
+The other environment is the armv7 container, in which plain ``pip wheel`` builds the wheel, as a user would. In the
+container, torch and libqpu are installed as on the target, and the native compiler can replace the emulated one
+(images.native) without a change to the wheel's own build. Both environments produce the same wheel, byte for byte; a
+test compares the wheels.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Place:
 
     @property
     def identity(self) -> str:
-        """A string that changes if the same sources could produce a different wheel."""
+        """A string that identifies the environment. It changes if the same sources could produce a different wheel."""
         return f"{self.image_id} {sorted(self.mounts.paths)} {self.script}"
 
 
@@ -116,8 +118,9 @@ def build(
 ) -> Path:
     """Build the wheel into ``folder``, audit it, and return its path.
 
-    ``torch_site`` and ``libqpu`` are staged roots. ``surroundings`` are strings that identify the mounted files.
-    With ``reuse``, the previous build is updated if its ``surroundings`` were the same (recipes.qpu_ops.incremental).
+    ``torch_site`` and ``libqpu`` contain torch and libqpu, with the same layout as the target's root filesystem.
+    ``surroundings`` are strings that identify the mounted files. With ``reuse``, the previous build is updated if its
+    ``surroundings`` were the same (recipes.qpu_ops.incremental).
 
     Raises CommandFailed, PlatformMismatch or WheelUnusable.
     """

@@ -1,1 +1,1 @@
-"""Build upstream QPULib as upstream builds it, for use instead of libqpu."""
+"""Build upstream's QPULib in the same way as upstream's own build does, for use instead of libqpu."""

@@ -72,7 +72,7 @@ def pin(recipe: Recipe) -> str:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """Identify the source as a step input: the pinned commit, or the fingerprint of a folder that is not a git tree."""
+    """Return the pinned commit or, for a folder that is not a git tree, its fingerprint, as an input of the step."""
     folder = config.qpulib_source
     if folder.is_dir() and not (folder / ".git").exists():
         return f"tree {files.tree_fingerprint(folder, 'Lib/**/*')[:16]}"
@@ -159,7 +159,7 @@ def commands(
 
 
 def plan(recipe: Recipe, checkout: Checkout, config: Config, *, cross: bool) -> Build:
-    """Return how QPULib is configured, compiled and installed."""
+    """Return the plan for configuring, compiling and installing QPULib."""
     variant, home, source = Variant.of(config), "/usr/src/recipe", "/usr/src/qpulib"
     options = compile_options(config.image.target, recipe.settings["prefix"], cross=cross)
     jobs = compile_jobs(config.build)

@@ -38,7 +38,7 @@ _FIX = "correct the recipe in recipes/torch, and run ./inv build-torch to build 
 
 @dataclass(frozen=True)
 class Examined:
-    """The number of ELF files in the wheel, and the newest symbol versions that they require, by prefix."""
+    """The number of ELF files in the wheel, and the newest GLIBC and GLIBCXX symbol versions that they require."""
 
     elf_files: int
     newest: Mapping[str, str]
@@ -188,7 +188,7 @@ def _defined_symbols(elf: ELFFile) -> set[str]:
 
 
 def _prefixes(setting: str) -> tuple[str, ...]:
-    """Return the prefixes of library names that the torch recipe lists as ``setting``."""
+    """Return the prefixes of library names in the torch recipe's table ``wheel``, under the key ``setting``."""
     return tuple(str(load("torch").tables["wheel"][setting]).split())
 
 

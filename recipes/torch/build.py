@@ -172,7 +172,7 @@ class Plan:
 
     @property
     def setup_environment(self) -> dict[str, str]:
-        """The additional environment variables for setup.py: the target, and the options that CMake receives."""
+        """The additional environment variables for setup.py, which contain the target and CMake's options."""
         target = self.config.image.target
         compiler = f"{target.gnu}-gcc {self.flags}"
         found = {
@@ -218,7 +218,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """The products, and the ccache statistics of the whole tree, including earlier runs."""
+    """A finished build: its products, and ccache's statistics for all runs in the build tree."""
 
     wheel: Path
     symbols: Path
@@ -278,7 +278,7 @@ class Builder:
         )
 
     def runs(self) -> list[Run]:
-        """Return the recorded runs in this tree, in order."""
+        """Return the runs recorded in this build tree, oldest first."""
         try:
             listed = json.loads((self.home / _RUNS).read_text())
             return [Run(seconds=dict(item["seconds"]), finished=bool(item["finished"])) for item in listed]
@@ -298,7 +298,7 @@ class Builder:
         return other
 
     def older(self) -> tuple[list[Builder], list[Builder]]:
-        """Return the other trees in the same folder: those that this tree replaces, and the remaining ones.
+        """Return two lists of the other trees in the same folder: those that this tree replaces, and all others.
 
         This tree replaces any tree that was made for the same variant, source and user options but has another key. Two
         kinds of trees are not replaced: the tree of a second build with the same key, which is compared with the first
@@ -320,7 +320,7 @@ class Builder:
         return shlex.join([self._plan.variant, self._source.kind, *self._plan.config.torch.options]) + "\n"
 
     def discard(self) -> None:
-        """Remove the tree. A container removes the files, because they belong to root."""
+        """Remove the tree. The files belong to root, so they are removed in a container."""
         if self.home.is_dir():
             self.run(["find", _HOME, "-mindepth", "1", "-delete"])
         files.remove(self.home)
@@ -447,7 +447,9 @@ class Builder:
         check: bool = True,
         patience_s: float = 0.0,
     ) -> str:
-        """Run a command in a container with the sources, the tree and the recipe; return the command's output.
+        """Run a command in a container, in which the sources, the build tree and the recipe are mounted.
+
+        Returns the command's output.
 
         Raises CommandFailed if the command fails, unless ``check`` is false. Raises DiskFull if the disk is full, and
         CommandFailed with a specific message if memory runs out. If the command fails and the disk was almost full
@@ -562,7 +564,7 @@ def overridden(given: Mapping[str, str], cache: str, said: str) -> dict[str, str
 
 
 def _truth(value: str) -> bool | None:
-    """Return whether CMake's ``if`` treats this constant as true or false; None if ``value`` is not a constant."""
+    """Return the truth value that CMake's ``if`` assigns to a constant; None if ``value`` is not a constant."""
     constant = value.upper()
     if constant in _TRUE:
         return True
@@ -579,7 +581,7 @@ def versions_in(client: docker.DockerClient, image: str, target: Architecture) -
 
 
 def packages_in(client: docker.DockerClient, image: str) -> dict[str, str]:
-    """Return the versions of an image's packages, by NAME:ARCHITECTURE."""
+    """Return the version of each package in an image. The keys have the form NAME:ARCHITECTURE."""
     listed = _ask(client, image, "dpkg-query", "--show", "--showformat=${Package}:${Architecture} ${Version}\\n")
     return dict(line.split(" ", 1) for line in listed if " " in line)
 

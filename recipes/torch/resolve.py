@@ -67,7 +67,7 @@ def products(config: Config) -> Path:
 
 
 def key(config: Config) -> str:
-    """Return the key of the wheel that the recipe builds for this configuration; empty if it cannot build one."""
+    """Return the key of the wheel that the recipe builds for this configuration, or "" if it cannot build one."""
     suite = load_suite(config.image.suite)
     recipe = load("torch")
     try:
@@ -77,7 +77,11 @@ def key(config: Config) -> str:
 
 
 def listing(config: Config) -> str:
-    """Return the available wheels as a step input: one line per wheel with its name, size and modification time."""
+    """Return a list of the available wheels as a step input.
+
+    Each wheel in a folder has one line with its name, size and modification time. Further lines list the recipe's key,
+    the cached wheels with this key, and the pinned wheels of the package index.
+    """
     lines = []
     for folder in (*wheelhouses(config), products(config), PREBUILT):
         for path in sorted(folder.glob(f"{load('torch').settings['distribution']}-*.whl")):

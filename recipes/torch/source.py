@@ -2,8 +2,9 @@
 
 apt fetches the package from the images' mirror and verifies its signature chain (signed index → Sources → ``.dsc`` file
 → archives). In addition, the recipe pins the SHA-256 of the ``.dsc`` file. On every use, the archives are compared with
-the checksums in the ``.dsc`` file, and damaged archives are fetched again. git fetches upstream's tag with its
-submodules; the tag must refer to the pinned commit.
+the checksums in the ``.dsc`` file, and damaged archives are fetched again.
+
+git fetches upstream's tag with its submodules; the tag must refer to the pinned commit.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _archive(recipe: Recipe, suite: Suite, sources: tuple[apt.Source, ...], fold
 def missing(recipe: Recipe, suite: Suite, kind: str, place: Path) -> str:
     """Check a source's folder. Return a description of missing or damaged files, or an empty string.
 
-    For upstream's checkout, only the existence of the folder is checked; ``obtain`` checks the rest with git.
+    For upstream's checkout, only the existence of the folder is checked; ``obtain`` verifies its contents with git.
     """
     if not place.is_dir():
         return "its folder is missing"
@@ -130,7 +131,7 @@ def missing(recipe: Recipe, suite: Suite, kind: str, place: Path) -> str:
 
 
 def _damage(description: Path) -> dict[str, str]:
-    """Return the archives that do not match a source package's description, with their actual state."""
+    """Return the archives that do not match a ``.dsc`` file's checksums, with their SHA-256 and size, or "no file"."""
     damage = {}
     for name, stated in _sums(description).items():
         path = description.with_name(name)
@@ -145,7 +146,7 @@ def _description(place: Path, package: str, version: str) -> Path:
 
 
 def _sums(description: Path) -> dict[str, str]:
-    """Return the archives' SHA-256 by name, from a source package's description (Debian Policy, 5.6.24)."""
+    """Return the SHA-256 that a ``.dsc`` file lists for each archive, by the archive's name (Debian Policy, 5.6.24)."""
     found: dict[str, str] = {}
     within = False
     for line in description.read_text().splitlines():

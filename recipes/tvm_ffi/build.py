@@ -1,7 +1,7 @@
-"""Cross-compile apache-tvm-ffi in its builder image, for boards for which the package index has no wheel.
+"""Cross-compile apache-tvm-ffi in its builder image, for platforms that have no wheel in the package index.
 
-The package's own build backend creates the wheel. CMake options and the variables that CPython uses for its own cross
-builds specify the target.
+The package's own build backend creates the wheel. The target is specified by CMake options, and by the environment
+variables that CPython uses for its own cross builds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def build(
     scratch: Path,
     log: Path,
 ) -> Path:
-    """Run inside/build in the image ``builder``; return the path of the wheel, which is not audited yet.
+    """Run the script inside/build in the image ``builder``; return the path of the wheel, which is not audited yet.
 
     ``archive`` is the source archive, and ``tools`` the folder with the build tools. The build writes to ``scratch``.
     """

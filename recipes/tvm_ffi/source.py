@@ -19,7 +19,7 @@ _FIX = "check the index (pip config list) and the pins in recipes/tvm_ffi/recipe
 
 
 def identity(recipe: Recipe) -> str:
-    """Return text that identifies the source and the build tools by their pins. Nothing is fetched."""
+    """Return the pins that identify the source and the build tools, as text. Nothing is fetched."""
     names = ("distribution", "version", "sha256", "tools")
     return " ".join(recipe.settings[name] for name in names)
 
@@ -40,7 +40,7 @@ def tools(recipe: Recipe, suite: Suite, folder: Path, log: Path) -> Path:
 
 
 def obtain(recipe: Recipe, backend: Path, folder: Path, log: Path) -> Path:
-    """Fetch the source archive into ``folder`` unless it is already there. ``backend`` is the result of ``tools``.
+    """Fetch the source archive into ``folder`` unless it is already there. ``backend`` is the folder from ``tools``.
 
     Raises NetworkUnreachable, or SourceUnavailable if the index lacks the archive or the archive's SHA-256 is not the
     pinned one.

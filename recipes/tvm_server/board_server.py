@@ -65,7 +65,7 @@ class Parameters:
         self._received: Any = None  # not yet an object of hashlib, because TVM pickles this object
 
     def serve(self) -> None:
-        """Register the functions, and remove incomplete files after each session, even if it was killed.
+        """Register the RPC functions and make the server remove incomplete files after each session, even a killed one.
 
         The server's process calls this before it starts threads. Each session runs in a fork of that process.
         """
@@ -100,9 +100,9 @@ class Parameters:
         return None
 
     def keep(self, digest: str, size: int, offset: int, block: bytes) -> str:
-        """Write the next block of the parameters. Return the reason why they cannot be kept, or an empty string.
+        """Write the next block of the parameters. The last block completes the file.
 
-        The last block completes the file.
+        Returns the reason why the parameters cannot be kept, or an empty string.
         """
         _require_digest(digest)
         if size > MAX_BYTES:
@@ -150,7 +150,7 @@ class Parameters:
 
 
 def _require_digest(digest: str) -> None:
-    """Raise ValueError unless the text is a SHA-256 digest, because it becomes part of a file name."""
+    """Raise ValueError unless ``digest`` is a SHA-256 in hexadecimal, because it becomes part of a file name."""
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise ValueError("the digest is not a SHA-256 in hexadecimal")
 

@@ -25,7 +25,7 @@ _SERVES = re.compile(r"TVM (\S+) serves")
 
 
 def pins() -> tuple[str, ...]:
-    """Return TVM and its dependencies, each with its version, from the optional group in pyproject.toml."""
+    """Return TVM and its dependencies as NAME==VERSION, from the optional dependency group in pyproject.toml."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return tuple(data["project"]["optional-dependencies"][GROUP])
 

@@ -2,4 +2,4 @@
 
 
 def test_board_runs_a_test() -> None:
-    """Pass whenever the board can run this test."""
+    """Pass if the board can run a test at all."""

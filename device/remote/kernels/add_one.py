@@ -24,7 +24,7 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int], None]:
-    """The OpenCL kernel's number of work items, and None for the work-group size, which the driver then chooses."""
+    """The OpenCL kernel's number of work items, and None so that the driver chooses the work-group size."""
     return (size,), None
 
 

@@ -1,4 +1,4 @@
-"""The product of two square matrices of SIZE rows, computed in blocks that fit into the caches.
+"""The product of two square matrices with SIZE rows each, computed in blocks that fit into the caches.
 
 The kernel uses one thread, so that results from different boards can be compared per core.
 """
@@ -48,7 +48,7 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The number of the OpenCL kernel's work items, in total and per work group.
+    """The OpenCL kernel's number of work items, in total and per work group, each for two dimensions.
 
     A group computes TILE × TILE elements (gemm.cl).
     """

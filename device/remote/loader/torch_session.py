@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run a model in eager PyTorch on a board, in float32 and in int8, and time it.
+"""Run a model on a board in eager PyTorch, in float32 and in int8, and measure its latency and peak memory.
 
     torch_session.py LOCK_FILE QUEUE_SECONDS SESSION_SECONDS
 
@@ -44,7 +44,7 @@ class NotRun(Exception):
 
 
 def tensors_of(torch: Any, content: bytearray) -> Callable[[Mapping[str, Any]], Any]:
-    """A function that takes a record (dtype, shape, offset), and returns a copy of that tensor."""
+    """A function that returns a copy of the tensor that a record (dtype, shape, offset) describes."""
 
     def tensor(record: Mapping[str, Any]) -> Any:
         dtype, shape = getattr(torch, record["dtype"]), record["shape"]
@@ -148,7 +148,7 @@ class _Builder:
     # The layers, by the names of their ATen operators.
 
     def _weights(self, weight: Any, bias: Any) -> dict[str, Any] | None:
-        """The weight and, unless the layer has none, the bias; None if one of them is not a constant."""
+        """The layer's weight and, if the layer has one, its bias; None if either is not a constant."""
         values = {"weight": self._constant(weight)}
         if bias is not None:
             values["bias"] = self._constant(bias)
@@ -351,7 +351,10 @@ def worst_of(torch: Any, found: Sequence[Any], expected: Sequence[Any]) -> tuple
 
 
 def difference_of(torch: Any, one: Any, other: Any) -> float:
-    """The largest absolute difference. Raises NotRun if shapes differ, or if only one of two values is a NaN."""
+    """The largest absolute difference between two tensors.
+
+    Raises NotRun if the shapes differ, or if a value is NaN in only one of the tensors.
+    """
     if one.shape != other.shape:
         raise NotRun(f"an output has the shape {tuple(one.shape)}, but {tuple(other.shape)} in PyTorch on the PC")
     one, other = one.double(), other.double()
@@ -377,7 +380,10 @@ def _peak_memory() -> int:
 
 
 def forked(action: Callable[[], Mapping[str, Any]], deadline: float, limit_s: float) -> dict[str, Any]:
-    """The result of ``action`` in a new process, or the reason for its failure. Exits if the client disconnects."""
+    """Run ``action`` in a new process; return its result, or the reason why it failed.
+
+    Exits if the client disconnects.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

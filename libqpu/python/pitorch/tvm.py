@@ -1,4 +1,4 @@
-"""Call kernels compiled by TVM with numpy arrays and torch tensors, on a board without TVM's runtime.
+"""Call TVM's compiled kernels on a board without TVM's runtime. Arguments are numpy arrays or torch tensors.
 
 ``./inv profile-remote --target armv7 --keep FILE.so`` writes a library of kernels for these boards. If
 ``apache-tvm-ffi`` is installed (``./inv build-tvm-ffi``), a library exported by TVM itself also works::
@@ -12,8 +12,8 @@ Kernels check the types, shapes and strides of their arguments; KernelError cont
 crashes unless arrays are aligned to 64 bytes, so unaligned arrays are copied for the call, and copied back afterwards.
 torch aligns its tensors; views and numpy arrays may be unaligned.
 
-Other functions of TVM's runtime, such as threads for parallel loops, are not available, and calling one would crash the
-process. A library that uses such functions is therefore rejected.
+Most functions of TVM's runtime, such as those that run loops in parallel threads, are not available, and calling one
+would crash the process. A library that uses such functions is therefore rejected.
 """
 
 from __future__ import annotations

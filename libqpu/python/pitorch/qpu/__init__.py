@@ -44,7 +44,7 @@ Argument = Union[int, float, "numpy.generic", "Buffer"]
 
 
 class QpuError(RuntimeError):
-    """An error from libqpu. ``kind`` is the name of its C++ class."""
+    """An error from libqpu. ``kind`` is the name of the error's C++ class."""
 
     def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
@@ -234,7 +234,10 @@ class Buffer:
 
     @classmethod
     def of(cls, values: numpy.typing.ArrayLike) -> Buffer:
-        """Create a buffer with a copy of the values. Elements of 4 bytes keep their type."""
+        """Create a buffer with a copy of the values.
+
+        Elements of 4 bytes keep their type; float64 is converted to float32, and int64 to int32.
+        """
         array = numpy.asarray(values)
         if array.dtype == numpy.float64:
             array = array.astype(numpy.float32)
@@ -270,7 +273,7 @@ class Buffer:
 
 
 def _uniform(argument: Argument) -> int:
-    """Return the word that is passed to a QPU for an argument."""
+    """Convert a kernel's argument to the 32-bit word that is passed to the QPU."""
     if isinstance(argument, Buffer):
         return argument.address
     if isinstance(argument, (float, numpy.floating)):
@@ -302,7 +305,7 @@ class Program:
 
     @classmethod
     def from_words(cls, words: numpy.typing.ArrayLike, name: str = "program") -> Program:
-        """Create a program from raw words. All of its uniforms must be passed to ``run_raw``."""
+        """Create a program from raw words. To run it, pass all of the program's uniforms to ``run_raw``."""
         code = _words64(words)
         return cls(_library().qpu_program_from_words(code.ctypes.data_as(_WORDS64), code.size, name.encode()))
 
@@ -351,7 +354,7 @@ class Program:
         _require(_library().qpu_program_run_raw(self._handle, len(uniforms), words.ctypes.data_as(_WORDS32), each))
 
     def profile(self, on: bool = True) -> None:
-        """Count each instruction's executions in later runs on the emulator; the listing shows the counts."""
+        """Count how often later runs on the emulator execute each instruction. ``listing`` shows the counts."""
         _library().qpu_program_profile(self._handle, int(on))
 
     def cycles(self) -> Cycles | None:
@@ -363,5 +366,8 @@ class Program:
         return Cycles(**{**facts, "board": found.board.decode()})
 
     def listing(self) -> str:
-        """Return the instructions with the source constructs that they implement and, if profiled, execution counts."""
+        """Return the instructions with the source constructs that they implement.
+
+        If the program was profiled, the listing also contains how often each instruction was executed.
+        """
         return _text(_library().qpu_program_listing(self._handle))

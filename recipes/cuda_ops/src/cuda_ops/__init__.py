@@ -1,10 +1,10 @@
 """PyTorch operators that run on CUDA GPUs: add2, exp, axpy, softmax and matvec, with gradients.
 
-Importing this module loads ``libcuda_ops.so`` into torch's dispatcher: ``torch.ops.cuda_ops.add2(a, b)`` and
-``cuda_ops.add2(a, b)`` are the same. The library uses torch's stable interface, so one file supports every torch from
-2.10 on and every Python. Tensors are float32, float16 or bfloat16, of any size and stride. All tensors of a call must
-be on the same CUDA device, or all on the CPU, where plain loops compute reference results. Invalid arguments raise
-RuntimeError with the reason.
+Importing this module loads ``libcuda_ops.so``, which registers the operators with torch's dispatcher:
+``cuda_ops.add2(a, b)`` calls ``torch.ops.cuda_ops.add2(a, b)``. The library uses torch's stable interface, so one
+library file supports torch 2.10 and later, and every Python. Tensors are float32, float16 or bfloat16, of any size and
+stride. All tensors of a call must be on the same CUDA device, or all on the CPU, where plain loops compute reference
+results. Invalid arguments raise RuntimeError with the reason.
 
 Reverse-mode gradients of any order are supported.
 """

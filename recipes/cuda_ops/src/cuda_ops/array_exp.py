@@ -1,8 +1,8 @@
 """``array-exp -l N``: compute exp of each element of a vector with numpy, CuPy, torch and cuda_ops.
 
 For each implementation, prints the number of decimal digits that agree with a result in double precision, and the time
-per call. GPU times are measured by CUDA events around many calls. They exclude copies to and from the GPU, the
-allocation of the input and the first call, as the output states.
+per call. GPU times are measured with CUDA events before and after many calls. As the output states, they exclude copies
+to and from the GPU, the allocation of the input, and the first call.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _timed_by_events(call: Callable[[], Any], runs: int) -> float:
 
 
 def compare(length: int, *, runs: int = 100) -> list[Row]:
-    """Run and time all four implementations on a vector of ``length`` float32 values between -1 and 1."""
+    """Run all four implementations on ``length`` float32 values between -1 and 1, and measure their times."""
     import numpy as np
     import torch
 

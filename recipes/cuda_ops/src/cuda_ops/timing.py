@@ -1,7 +1,8 @@
 """Measure the time of a GPU operation with four methods, and show which method measures the kernel.
 
 A call to a CUDA operation adds a kernel to a queue (the stream) and returns immediately. A host clock that is read
-before and after the call measures the kernel only if the queue was empty before the call and is synchronised after it::
+before and after the call measures the kernel only if the queue was empty before the call, and if the host
+synchronises (waits for the GPU) after it::
 
     sync before   sync after   what the host clock measures
     yes           yes          the kernel, its launch and the wait for its end
@@ -51,7 +52,7 @@ _INPUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The measurements of one of the four methods: the time of each call by the host clock, in microseconds."""
+    """The times of the calls with one of the four methods, measured by the host clock in microseconds."""
 
     before: str
     after: str
@@ -92,7 +93,7 @@ class Timing:
 
     @property
     def kernel_us(self) -> float:
-        """The reference: the median time per call over the batches."""
+        """The reference time in microseconds: the GPU's time per call, as the median over all batches of calls."""
         return statistics.median(self.events_us)
 
     def regime(self, before: str, after: str) -> Regime:
@@ -297,7 +298,7 @@ def kernels_of(path: Path) -> dict[str, list[float]]:
 
 
 def plot(timing: Timing, path: Path) -> None:
-    """Plot all timed calls on a logarithmic scale, with the kernel's time. Requires matplotlib."""
+    """Plot the times of all calls on a logarithmic scale, with a line for the kernel's time. Requires matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")

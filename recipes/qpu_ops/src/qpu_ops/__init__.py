@@ -64,7 +64,7 @@ def _setting(name: str, default: int, low: int, high: int, unit: str) -> int:
 
 
 def settings() -> tuple[int, int]:
-    """Read the number of QPUs and the maximum size of the shared buffers in floats. Raises ValueError."""
+    """Read two settings: the number of QPUs, and the shared buffers' maximum size in floats. Raises ValueError."""
     qpus = _setting("QPU_OPS_QPUS", 4, 1, 12, "QPUs")
     return qpus, _setting("QPU_OPS_BUFFER_KIB", 8192, 4, 32768, "KiB") * 256
 

@@ -55,8 +55,8 @@ __all__ = [
 def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor that shares the tensor's memory, without a copy: writes to one are visible in the other.
 
-    Raises RuntimeError for a tensor on another device. On a board, raises RuntimeError for every tensor, because the
-    CPU cannot access GPU memory like its own memory there: use ``.cpu()`` instead.
+    Raises RuntimeError for a tensor on another device. On a board, the function always raises RuntimeError, because the
+    CPU cannot treat GPU memory as ordinary memory there; use ``.cpu()`` instead.
     """
     if tensor.device.type != "qpu":
         raise RuntimeError(f"cpu_view: expected a qpu tensor, found one on {tensor.device}")
@@ -80,7 +80,7 @@ def check_finite(on: bool) -> None:
 
 
 def _register() -> None:
-    """Register the device with PyTorch; once per process."""
+    """Register the device with PyTorch, unless this process has already done so."""
     if hasattr(torch, "qpu"):
         return
     torch._register_device_module("qpu", device)

@@ -17,9 +17,9 @@ about 0.1 ms, regardless of what it computes.
 
 With QPUs, everything is measured. Without them, the emulator runs the kernels, and the columns marked *model* contain
 values from its model of a board (QPU_BOARD, by default a Pi 3). These values apply to the kernels alone, since the
-emulator does not model the CPU. Shares are then given with their range, for QPU_MODEL=fast and slow, unless QPU_MODEL
-is set. CPU columns are always measured on the machine that runs this script, so on a PC they do not apply to a Pi's
-CPU. The output names the machine.
+emulator does not model the CPU. Unless QPU_MODEL is set, each modelled share is given with the range of its values for
+QPU_MODEL=fast and QPU_MODEL=slow. CPU columns are always measured on the machine that runs this script, so on a PC they
+do not apply to a Pi's CPU. The output names the machine.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """The results for a case. Times are in seconds, None if not measured."""
+    """The results for a case. Times are in seconds; a time that was not measured is None."""
 
     operator: str
     size: str
@@ -92,7 +92,7 @@ class Row:
 
 
 def cases(quick: bool) -> list[Case]:
-    """Return the sizes of the table; with ``quick``, only those that the emulator runs within seconds."""
+    """Return the table's cases; if ``quick`` is true, only sizes that the emulator runs within seconds."""
     found = []
     for width in (10, 100, 1000) if quick else (1, 10, 100, 1000, 10000):
         found.append(
@@ -219,7 +219,10 @@ def _limit_s(case: Case, clock: float, bytes_per_clock: float) -> tuple[float, s
 
 
 def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
-    """Return the launches of ``repeats`` calls. Raises AssertionError if the CPU did part of the work."""
+    """Return the kernel launches of ``repeats`` calls of the operator.
+
+    Raises AssertionError if the CPU did part of the work.
+    """
     with torch_qpu.profile() as record:
         for _ in range(repeats):
             case.function(*there)
@@ -239,7 +242,10 @@ def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]
 
 
 def _at_ends(case: Case, there: list[torch.Tensor]) -> list[float]:
-    """Return the shares with the fastest and the slowest model parameters; empty if QPU_MODEL is set."""
+    """Return the share of the limiting resource that is used, for the fastest and the slowest model parameters.
+
+    The list is empty if QPU_MODEL is set.
+    """
     if os.environ.get("QPU_MODEL"):
         return []
     shares = []

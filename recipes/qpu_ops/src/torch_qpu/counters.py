@@ -1,4 +1,4 @@
-"""Counters of launches, copies and CPU fallbacks, and a record of them for Perfetto."""
+"""Count launches, copies and CPU fallbacks, and record them for Perfetto."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def copies() -> dict[str, Count]:
 
 
 def fallbacks() -> dict[str, int]:
-    """Return the operators that the CPU computed for the device's tensors, with the number of calls."""
+    """Return how often the CPU computed each operator for tensors of the device."""
     return {name: calls for name, (calls, _) in _C.counts("fallback").items()}
 
 
@@ -71,7 +71,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Profile:
-    """The events recorded between the start and the end of ``profile()``."""
+    """The events that ``profile()`` recorded."""
 
     events: list[Event] = field(default_factory=list)
     backend: str = ""
@@ -105,7 +105,7 @@ class Profile:
 
 
 class profile:  # noqa: N801 (used like a function, like torch.profiler.profile)
-    """Record every launch, copy and fallback of the process within the context. Recordings cannot overlap.
+    """Record every launch, copy and CPU fallback of the process inside the ``with`` block. Recordings cannot overlap.
 
     with torch_qpu.profile() as record:
         model(x)

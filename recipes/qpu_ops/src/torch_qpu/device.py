@@ -114,13 +114,13 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Return the VideoCore generation, and 0 as the revision, because all boards use the same kernels."""
+    """Return the VideoCore generation and a revision, which is always 0: all boards use the same kernels."""
     _index(device)
     return 4, 0
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for launched work; returns immediately, because launches are synchronous."""
+    """Return immediately: launches are synchronous, so there is no work to wait for."""
     _index(device)
 
 
@@ -249,7 +249,7 @@ def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Return the dtypes for autocast, which has no effect, because the QPUs compute only float32."""
+    """Return float32 as the only dtype for autocast. Autocast has no effect, because the QPUs compute only float32."""
     return [torch.float32]
 
 

@@ -3,15 +3,16 @@
     fast = torch.compile(model, backend="qpu")
 
 A launch takes about 0.1 ms on a board, and elementwise kernels are memory-bound, so a chain of k operators that runs as
-one kernel saves k - 1 launches and the reads and writes of the intermediate results. The rest of the graph runs as it
-does without torch.compile. Gradients are traced too (AOTAutograd), so backward passes are also fused.
+one kernel saves k - 1 launches and the reads and writes of the intermediate results. All other operators run as they do
+without torch.compile. Gradients are traced too (AOTAutograd), so backward passes are also fused.
 
-To find chains, nodes are visited in order. A node joins the groups of its operands if the shape is the same, no
-operator between them requires the group's results, and one kernel supports the number of inputs (at most 4 arrays and
-6 numbers) and outputs (at most 3). A group of two or more nodes becomes one call of ``torch_qpu::chain``.
+The search for chains visits the nodes in graph order. A node joins the groups of its operands on three conditions: the
+shapes are the same, no operator outside these groups uses their results before the node, and one kernel supports the
+number of inputs (at most 4 arrays and 6 numbers) and outputs (at most 3). A group of two or more nodes becomes one call
+of ``torch_qpu::chain``.
 
-Sizes may be symbolic, as they are from the second batch size on: two shapes are equal if their expressions are.
-Numbers may be computed from sizes, such as the divisor of a mean.
+By default, PyTorch uses symbolic sizes once it has seen a second batch size. Two shapes are equal if their expressions
+are equal. Numbers may be computed from sizes, such as the divisor of a mean.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ aten = torch.ops.aten
 
 
 class Writer:
-    """Writes the steps of a chain; values are inputs ("a", node), ("n", number) or steps ("s", index)."""
+    """Collects a chain's steps. A value is ("a", node) for an array, ("n", number), or ("s", index) for a step."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, tuple[Any, ...]]] = []
 
     def __call__(self, name: str, *operands: Any) -> tuple[str, Any]:
-        """Add a step and return its value."""
+        """Add a step and return the value that stands for its result."""
         self.steps.append((name, operands))
         return "s", len(self.steps) - 1
 
@@ -118,7 +119,7 @@ class Group:
         return [node for node in self.nodes if any(user not in own for user in node.users)]
 
     def written(self) -> tuple[list[Node], list[float | Node], str, str]:
-        """Return arrays, scalars (floats, or Nodes if derived from sizes), each input's kind, and the chain as text."""
+        """Return the arrays, numbers (floats, or Nodes if derived from sizes), input kinds, and the chain as text."""
         write = Writer()
         values: dict[Node, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Provide classes that raise an error, because torch.compile's default backend, Inductor, does not support the device.
+"""Make torch.compile's default backend, Inductor, raise an explanatory error, because it does not support the device.
 
 Inductor looks up these classes in ``torch.qpu`` when it is first used; see ``device.__getattr__``.
 """
@@ -12,7 +12,7 @@ from torch._inductor.codegen.wrapper import PythonWrapperCodegen as Wrapper
 
 
 class Refusal(Wrapper):  # type: ignore[misc]
-    """Replaces each of Inductor's code generators."""
+    """Takes the place of each of Inductor's code generators, and raises an error when it is created."""
 
     def __init__(self, *_: Any, **__: Any) -> None:  # Inductor calls the constructor of some
         self.create()

@@ -36,8 +36,8 @@ class Stream(metaclass=_OfTheDevice):
 class Event(metaclass=_OfTheDevice):
     """A ``torch.Event`` of the device.
 
-    It stores the time at which it was recorded; by then, all earlier launches have finished. ``elapsed_time`` requires
-    ``enable_timing=True``. Raises RuntimeError for ``interprocess=True``.
+    The event stores the time at which it was recorded. All earlier launches have finished by then. ``elapsed_time``
+    requires ``enable_timing=True``. Raises RuntimeError for ``interprocess=True``.
     """
 
     kind: ClassVar[type[Any]] = torch.Event
@@ -50,7 +50,7 @@ class Event(metaclass=_OfTheDevice):
 
 
 class StreamContext:
-    """The result of ``torch.qpu.stream(s)``, which has no effect, because there is one stream.
+    """The context manager that ``torch.qpu.stream(s)`` returns. It has no effect, because there is only one stream.
 
     Accepts None, as in CUDA.
     """

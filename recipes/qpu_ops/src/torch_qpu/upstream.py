@@ -78,7 +78,7 @@ def _require_cpu(module: nn.Module, device_ids: Any, output_device: Any) -> None
 
 
 def _parallel_or_refused(original: Any) -> Any:
-    """Return a constructor that leaves a CPU module on the CPU, as without an accelerator; others raise an error."""
+    """Return a DataParallel constructor that leaves a CPU module on the CPU and raises an error for other modules."""
 
     def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         if torch._utils._get_available_device_type() != "qpu":
@@ -92,7 +92,7 @@ def _parallel_or_refused(original: Any) -> Any:
 
 
 def _refused_on_qpu(original: Any) -> Any:
-    """Replace ``data_parallel``, DataParallel's functional form, with a function that raises the same error."""
+    """Return a replacement for ``data_parallel``, DataParallel's functional form, that refuses the same modules."""
 
     def data_parallel(
         module: nn.Module,
