@@ -222,11 +222,12 @@ def _wanted(image: ImageConfig) -> list[tuple[Flavour, tuple[str, ...]]]:
 def for_root(
     sources: tuple[Source, ...], image: ImageConfig, architectures: tuple[str, ...], packages: Sequence[str]
 ) -> tuple[Source, ...]:
-    """Return the sources for a root with these packages. The first of ``architectures`` is the root's own.
+    """Return the apt sources for a root filesystem with these packages.
 
-    A root with only the target's architecture runs on the target; it uses the target's distribution, and other archives
-    if they provide one of the packages. All other roots run on this PC and use Debian, even for the target's headers
-    and libraries: apt requires the same version of a package for all architectures that share its files.
+    The first of ``architectures`` is the root's own. A root with only the target's architecture runs on the target; it
+    uses the target's distribution, and other archives if they provide one of the packages. All other roots run on this
+    PC and use Debian, even for the target's headers and libraries: apt requires the same version of a package for all
+    architectures that share its files.
     """
     of_the_target = architectures == (image.architecture,)
     own = image.flavour if of_the_target else "debian"
