@@ -468,6 +468,6 @@ def print_result(result: ExportResult, config: Config) -> None:
     progress.summary(f"exported {facts['image']}", rows, warnings=result.manifest.warnings)
     if result.layout is not None and result.layout.place != config.nfsroot:
         progress.say(
-            "serve-nfsroot, test-on-pi and deploy use the tree in nfs.folder; to use this tree, set INVOKE_NFS_FOLDER:"
+            "serve-nfsroot, test-on-pi and deploy use the tree in nfs.folder; to use this tree instead, set a variable:"
         )
         progress.say(f"    INVOKE_NFS_FOLDER={shlex.quote(str(result.layout.place))} ./inv serve-nfsroot")

@@ -373,7 +373,7 @@ def test_missing_key_and_unreachable_board_are_reported(tmp_path: Path) -> None:
     needs("armv7")
     given = load_config({"build": {"folder": str(tmp_path / "build")}, "remote": {"queue_limit_s": 1}})
     with (
-        pytest.raises(ArtefactMissing, match="no key"),
+        pytest.raises(ArtefactMissing, match="no SSH key"),
         loader_session.session(given, targets.load("armv7"), parse("tree://root@127.0.0.1:9")),
     ):
         raise AssertionError("a session without a board")
