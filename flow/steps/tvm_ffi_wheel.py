@@ -30,7 +30,7 @@ def step(context: Context) -> Step:
             place = context.root / "wheels" / wheel.name
             with files.replacing(place) as aside:
                 shutil.copyfile(wheel, aside)
-            progress.say(f"    {wheel.name}: taken from the artefact cache")
+            progress.say(f"    {wheel.name}: copied from the artefact cache")
             return _made(place, seen, {"cache": wheel.parent.name})
         log = context.log("tvm-ffi-wheel")
         folder = context.config.build_root / "sources"
