@@ -133,7 +133,7 @@ def run_tests(
     missing = missing_for_builds()
     if missing and not partial:
         raise ChecksFailed(
-            "the tests that build images cannot run on this machine",
+            "the tests of the main job cannot run on this machine",
             expected=f"a machine that can build images: root privileges, {', '.join(BUILDERS)}",
             found=f"a machine without {' and '.join(missing)}",
             fix=f"run {caller.as_root('./inv test')} (./inv --set-up installs missing programs), ./inv test --partial "
