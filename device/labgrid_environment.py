@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from device.suite_result import Paths
-from nfsroot import access, bare_system
+from nfsroot import access, bare_system, host_keys
 from nfsroot.layout import Layout, require_export
 from nfsroot.qemu import HOST_SEEN_FROM_GUEST, cpu_of
 from toolchain import files, ports, process, progress
@@ -127,8 +127,8 @@ def prepare(
         booted = _bare_system(config)
     login: dict[str, Any] = {"connection_timeout": min(config.device.boot_timeout_s, LOGIN_LIMIT_S)}
     if host is None or not chroot:
-        known_hosts = access.pin(booted.known_hosts, paths.folder / "known_hosts")
-        login |= {"keyfile": str(booted.client_key), "known_hosts": str(known_hosts)}
+        known_hosts = host_keys.pin(booted, paths.folder / "known_hosts")
+        login |= {"keyfile": str(booted.client_key), "known_hosts": str(known_hosts), "export": str(booted.place)}
     server = {"log": str(paths.folder / "nfs-server.log"), "events": events}
     if place is not None:
         options["coordinator_address"] = place.coordinator

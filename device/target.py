@@ -20,7 +20,8 @@ from labgrid.driver import Driver, ExecutionError, SerialDriver, SSHDriver
 from labgrid.factory import target_factory
 from labgrid.resource import Resource
 
-from nfsroot import access, qemu, serve
+from nfsroot import access, host_keys, qemu, serve
+from nfsroot.layout import Layout
 from toolchain import board_events, process
 from toolchain.errors import BoardSilent
 
@@ -235,6 +236,8 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
     """
 
     known_hosts: str = attr.ib(default="", validator=_text)
+    export: str = attr.ib(default="", validator=_text)
+    """The folder of the export, whose host keys are written to ``known_hosts`` before each login."""
 
     @property
     def access(self) -> access.SshAccess:
@@ -274,6 +277,9 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
         super().on_deactivate()
 
     def _start_own_master_once(self, timeout: float) -> Any:
+        # A board with nfs.overlay stores its own host keys on this PC at its first boot, that is, during the run.
+        if self.export:
+            host_keys.pin(Layout(Path(self.export)), Path(self.known_hosts))
         before: list[str] = self.ssh_prefix
         self.ssh_prefix = [*self.access.options(), *before]
         try:

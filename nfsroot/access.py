@@ -76,8 +76,8 @@ def parse_host(text: str) -> tuple[str, str, int]:
     return found["user"] or "root", found["six"] or found["host"], int(found["port"] or 22)
 
 
-def pin(host_keys: Path, destination: Path) -> Path:
-    """Write a known_hosts file with all keys of ``host_keys`` under the name ``ALIAS``.
+def pin(host_keys: Path, destination: Path, more: Sequence[str] = ()) -> Path:
+    """Write a known_hosts file with all keys of ``host_keys``, and ``more`` keys, under the name ``ALIAS``.
 
     ``host_keys`` is a known_hosts file or a file of public keys in ssh-keygen's format. Raises ArtefactMissing if
     ``host_keys`` contains no key.
@@ -94,7 +94,7 @@ def pin(host_keys: Path, destination: Path) -> Path:
             found="no key" if host_keys.exists() else "no such file",
             fix="run ./inv export-nfsroot again: it creates the host keys",
         )
-    files.write_text_atomically(destination, "".join(f"{ALIAS} {key}\n" for key in dict.fromkeys(keys)))
+    files.write_text_atomically(destination, "".join(f"{ALIAS} {key}\n" for key in dict.fromkeys([*keys, *more])))
     return destination
 
 

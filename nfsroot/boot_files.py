@@ -247,8 +247,22 @@ def overlay_arguments(config: Config, layout: Layout) -> list[str]:
     """Return the kernel arguments that pass the settings for ``nfs.overlay`` to the initramfs script ``nfs4``."""
     if not config.nfs.overlay:
         return []
-    kept = [f"pitorch.boards={layout.boards}", f"pitorch.persistent={','.join(config.nfs.persistent)}"]
-    return ["pitorch.overlay", *(kept if config.nfs.persistent else [])]
+    persistent = [f"pitorch.persistent={','.join(config.nfs.persistent)}"] if config.nfs.persistent else []
+    return ["pitorch.overlay", f"pitorch.boards={layout.boards}", *persistent]
+
+
+def current_command_line(text: str, config: Config, layout: Layout, address: str) -> str:
+    """Return a kernel command line for the server at ``address`` with the current settings.
+
+    ``text`` is the command line that the export wrote, possibly with the user's changes, which are kept.
+    """
+    words = [word for word in text.split() if not word.startswith("pitorch.")]
+    for index, word in enumerate(words):
+        if word.startswith("nfsroot="):
+            options = [option for option in word.split(",")[1:] if not option.startswith("port=")]
+            port = [f"port={config.nfs.port}"] if config.nfs.port != 2049 else []
+            words[index] = ",".join([f"nfsroot={address}:{layout.tree}", *options, *port])
+    return " ".join([*words, *overlay_arguments(config, layout)]) + "\n"
 
 
 def write_board_files(config: Config, parts: BootParts, folder: Path, command_line: str) -> None:

@@ -6,7 +6,7 @@ The exported tree contains only the board's files; all metadata is next to it. F
     nfsroot/tree/            the root filesystem, with the board's owners and modes
     nfsroot.manifest.json    image, hashes, counts, findings of the audit
     nfsroot.files/           the marker that identifies the tree, keys, and files rendered from templates
-    nfsroot.boards/          with nfs.persistent: each board's own files, by serial number or hardware address
+    nfsroot.boards/          with nfs.overlay: each board's own files, by serial number or hardware address
     .nfsroot.lock            held by an export, so that only one export runs at a time
     .nfsroot.served          held by each server of the tree, so that no export replaces a tree in use
     .nfsroot.export/         the next tree while an export runs
@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def boards(self) -> Path:
-        """The boards' persistent folders and host keys (``nfs.persistent``), by serial number or hardware address."""
+        """The boards' persistent folders and host keys (``nfs.overlay``), by serial number or hardware address."""
         return self.place.with_name(f"{self.place.name}.boards")
 
     @property

@@ -27,13 +27,14 @@ from typing import IO
 from rich.live import Live
 from rich.table import Table
 
+from nfsroot import host_keys
 from nfsroot.access import parse_host
 from nfsroot.boards import STALLED_S, Board, Boards
-from nfsroot.boot_files import BootParts, boot_parts, dnsmasq_configuration, overlay_arguments
+from nfsroot.boot_files import BootParts, boot_parts, current_command_line, dnsmasq_configuration
 from nfsroot.layout import Layout, require_export
-from nfsroot.serve import NfsServer, served_folders, serving_boards
+from nfsroot.serve import NfsServer, serving_boards
 from nfsroot.tree import follow
-from toolchain import board_events, files, lab_boards, ports, process, process_identity, progress
+from toolchain import board_events, lab_boards, ports, process, process_identity, progress
 from toolchain.addresses import own_addresses, server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, CommandFailed, InUse, NetworkUnreachable, UserError
@@ -41,11 +42,9 @@ from toolchain.errors import ArtefactMissing, CommandFailed, InUse, NetworkUnrea
 _POLL_S = 0.5
 _READY_LIMIT_S = 15.0
 _BANNER_WAIT_S = 5.0
-_KEY_LIMIT = 4096
 _RESOLVE_S = 5.0
 _KEPT_EVENTS = 500
 """The maximum number of events that are kept for a board whose address belongs to no name in ``lab.boards``."""
-_PUBLIC_KEY = re.compile(r"^(?:ssh-ed25519|ecdsa-sha2-nistp256) [A-Za-z0-9+/=]+", re.MULTILINE)
 _STATES = {"address": "has an address", "files": "fetches files", "mounted": "mounted", "up": "up"}
 
 
@@ -77,8 +76,8 @@ def netboot(
     stop = stop or threading.Event()
 
     def event(board: Board) -> None:
-        if board.state == "up" and layout.boards in served_folders(config, layout):
-            pin_host_keys(layout)
+        if board.state == "up" and config.nfs.overlay:
+            host_keys.publish(layout)
         on_event(board)
 
     with (
@@ -190,8 +189,8 @@ def _running_dnsmasq(
         for item in parts.firmware:
             shutil.copyfile(item, tftp / item.name)
         # The settings may have changed since the export, so cmdline.txt and dnsmasq.conf are written again.
-        words = [word for word in (tftp / "cmdline.txt").read_text().split() if not word.startswith("pitorch.")]
-        (tftp / "cmdline.txt").write_text(" ".join([*words, *overlay_arguments(config, layout)]) + "\n")
+        command_line = tftp / "cmdline.txt"
+        command_line.write_text(current_command_line(command_line.read_text(), config, layout, address))
         text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=tftp, proxy=proxy)
         configuration = place / "dnsmasq.conf"
         configuration.write_text(text)
@@ -335,20 +334,6 @@ def clients_of(port: int) -> set[str]:
     listed = process.run(["ss", "-Hnt", "state", "established", f"sport = :{port}"], limit_s=20).output
     peers = (line.split()[-1].rpartition(":")[0] for line in listed.splitlines() if line.strip())
     return {peer.strip("[]").removeprefix("::ffff:") for peer in peers}
-
-
-def pin_host_keys(layout: Layout) -> None:
-    """Add the host keys that boards store on this PC to ``ssh_known_hosts``.
-
-    Boards can write to their folders, so symbolic links that lead out of a folder are ignored, and so are files that
-    do not contain keys.
-    """
-    top = layout.boards.resolve()
-    known = layout.known_hosts.read_text().splitlines() if layout.known_hosts.is_file() else []
-    for path in sorted(layout.boards.glob("*/host-keys/*.pub")):
-        if path.is_file() and path.resolve().is_relative_to(top) and path.stat().st_size < _KEY_LIMIT:
-            known += [f"* {key}" for key in _PUBLIC_KEY.findall(path.read_text(errors="replace"))]
-    files.write_text_atomically(layout.known_hosts, "".join(f"{line}\n" for line in dict.fromkeys(known)))
 
 
 def neighbour(address: str) -> str:

@@ -230,8 +230,8 @@ def serving_boards(
 
 def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
     """Return the folders that boards mount, and whether boards may write to each of them."""
-    kept = {layout.boards: True} if config.nfs.overlay and config.nfs.persistent else {}
-    return {layout.tree: not config.nfs.overlay, **kept}
+    # Boards that share a tree also need this folder without nfs.persistent: it stores their SSH host keys.
+    return {layout.tree: False, layout.boards: True} if config.nfs.overlay else {layout.tree: True}
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ import numpy
 from device.remote import faults, opencl, phone
 from device.remote.address import Address
 from device.remote.targets import Target
-from nfsroot import access
+from nfsroot import access, host_keys
 from nfsroot.layout import Layout
 from toolchain import files, process, progress
 from toolchain.architecture import Architecture, host_architecture
@@ -472,5 +472,5 @@ def _access(config: Config, address: Address) -> access.SshAccess:
             found="no such file",
             fix="run ./inv export-nfsroot, or use ssh://HOST for a board with its own system",
         )
-    known_hosts = access.pin(layout.known_hosts, config.build_root / "remote" / "known_hosts")
+    known_hosts = host_keys.pin(layout, config.build_root / "remote" / "known_hosts")
     return access.SshAccess(host=host, port=port, user=user, key=layout.client_key, known_hosts=known_hosts)

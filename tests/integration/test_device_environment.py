@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from exports import HOST_KEY, exported_in
 from labgrid import Environment
+from labgrid.driver import ExecutionError
 from labgrid.strategy import StrategyError
 
 from device import labgrid_environment, suite
@@ -69,6 +70,18 @@ def test_real_board_is_not_booted(config: Config) -> None:
     strategy.transition("booted")
     assert strategy.status is Status.booted, "states without a driver need no action"
     strategy.abandon()
+
+
+def test_host_key_of_a_new_board_is_accepted_at_login(config: Config) -> None:
+    """A board with nfs.overlay stores its host key at its first boot, after the environment was written."""
+    ssh = environment(config, host="root@127.0.0.1:1").get_target("main").get_driver("PinnedSSHDriver", activate=False)
+    keys = Layout.of(config).boards / "00000001/host-keys"
+    keys.mkdir(parents=True)
+    (keys / "ssh_host_ed25519_key.pub").write_text("ssh-ed25519 AAAAC3Nz root@pi\n")
+    ssh.ssh_prefix = []
+    with pytest.raises(ExecutionError):
+        ssh._start_own_master_once(10)
+    assert Path(ssh.known_hosts).read_text() == f"{access.ALIAS} {HOST_KEY}\n{access.ALIAS} ssh-ed25519 AAAAC3Nz\n"
 
 
 def test_board_with_its_own_system_uses_the_users_known_hosts(config: Config) -> None:

@@ -1007,14 +1007,18 @@ def test_the_exports_line_of_the_kernel_server(bootable: Path, tmp_path: Path) -
     )
 
 
-def test_a_shared_tree_is_read_only_for_each_kind_of_server(bootable: Path, tmp_path: Path) -> None:
-    folder, _ = written(bootable, tmp_path, overlay=True, persistent=["/home", "/var/lib/app"])
+@pytest.mark.parametrize("persistent", [[], ["/home", "/var/lib/app"]])
+def test_a_shared_tree_is_read_only_for_each_kind_of_server(
+    bootable: Path, tmp_path: Path, persistent: list[str]
+) -> None:
+    folder, _ = written(bootable, tmp_path, overlay=True, persistent=persistent)
     place = tmp_path / "served/nfsroot"
     assert (folder / "exports").read_text().splitlines()[-2:] == [
         f"{place}/tree 192.168.77.0/24(ro,sync,no_root_squash,no_subtree_check)",
         f"{place}.boards 192.168.77.0/24(rw,sync,no_root_squash,no_subtree_check)",
     ]
-    arguments = f"pitorch.overlay pitorch.boards={place}.boards pitorch.persistent=/home,/var/lib/app"
+    arguments = f"pitorch.overlay pitorch.boards={place}.boards"
+    arguments += " pitorch.persistent=/home,/var/lib/app" if persistent else ""
     assert (folder / "tftp/cmdline.txt").read_text().rstrip().endswith(arguments)
     if shutil.which("ganesha.nfsd") is not None:
         assert re.findall(r"Access_Type = R[OW]", (folder / "ganesha.conf").read_text()) == [

@@ -31,7 +31,7 @@ from exports import mark_as_export
 from waiting import eventually
 
 from device import deploy
-from nfsroot import access, netboot
+from nfsroot import access, host_keys, netboot
 from nfsroot.boards import Board
 from nfsroot.boot_files import overlay_arguments
 from nfsroot.layout import Layout
@@ -67,7 +67,9 @@ def exported(tmp_path: Path) -> Config:
     layout.place.chmod(0o700)
     layout.tftp.mkdir()
     (layout.tftp / "config.txt").write_text("arm_64bit=0\n")
-    (layout.tftp / "cmdline.txt").write_text("root=/dev/nfs rw pitorch.overlay\n")
+    (layout.tftp / "cmdline.txt").write_text(
+        "boot=nfs4 nfsroot=192.0.2.2:/old,vers=4.1,port=20490 rw quiet pitorch.overlay\n"
+    )
     return config
 
 
@@ -272,8 +274,12 @@ def with_nfs(config: Config, **nfs: Any) -> Config:
     return dataclasses.replace(config, nfs=dataclasses.replace(config.nfs, **nfs))
 
 
-def test_boards_sharing_a_tree_write_only_to_own_folders(exported: Config, tmp_path: Path) -> None:
-    config, layout = with_nfs(exported, overlay=True, persistent=("/home",)), Layout.of(exported)
+@pytest.mark.parametrize("persistent", [(), ("/home", "/srv")])
+def test_boards_sharing_a_tree_write_only_to_own_folders(
+    exported: Config, tmp_path: Path, persistent: tuple[str, ...]
+) -> None:
+    """The boards' folder also stores their host keys, so it is served without nfs.persistent as well."""
+    config, layout = with_nfs(exported, overlay=True, persistent=persistent), Layout.of(exported)
     (layout.tree / "etc").mkdir()
     shutil.copytree(ROOT / "images/overlay/bootable/etc/initramfs-tools", layout.tree / "etc/initramfs-tools")
     source = tmp_path / "source"
@@ -285,8 +291,10 @@ def test_boards_sharing_a_tree_write_only_to_own_folders(exported: Config, tmp_p
     with cable() as namespace:
         ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
         with booting(config, alone=False) as wait_for:
-            kept = f"pitorch.boards={layout.boards} pitorch.persistent=/home"
-            assert fetched(namespace, "cmdline.txt") == f"root=/dev/nfs rw pitorch.overlay {kept}\n"
+            words = fetched(namespace, "cmdline.txt").split()
+            assert words[:4] == ["boot=nfs4", f"nfsroot={PC}:{layout.tree},vers=4.1,port=12049", "rw", "quiet"]
+            kept = ["pitorch.persistent=/home,/srv"] if persistent else []
+            assert words[4:] == ["pitorch.overlay", f"pitorch.boards={layout.boards}", *kept]
             wait_for(lambda board: board.file == "cmdline.txt")
             assert "ROFS" in write_by_nfs(namespace, layout.tree)
             write_by_nfs(namespace, layout.boards)
@@ -299,7 +307,9 @@ def test_one_board_writes_into_its_tree_by_default(exported: Config) -> None:
     with cable() as namespace:
         ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
         with booting(exported, alone=False):
-            assert fetched(namespace, "cmdline.txt") == "root=/dev/nfs rw\n"
+            assert fetched(namespace, "cmdline.txt") == (
+                f"boot=nfs4 nfsroot={PC}:{Layout.of(exported).tree},vers=4.1,port=12049 rw quiet\n"
+            )
             url = f"nfs://{PC}{Layout.of(exported).tree}/new?version=4&nfsport=12049"
             on_board(namespace, "nfs-cp", str(Layout.of(exported).tftp / "config.txt"), url)
     assert (Layout.of(exported).tree / "new").read_text() == "arm_64bit=0\n"
@@ -360,7 +370,7 @@ def test_only_host_keys_of_boards_are_pinned(exported: Config) -> None:
     (layout.boards / "00000002/host-keys/link.pub").symlink_to(secret)
     layout.known_hosts.write_text("* ssh-ed25519 BBBB\n")
     for _ in range(2):
-        netboot.pin_host_keys(layout)
+        host_keys.publish(layout)
         assert layout.known_hosts.read_text() == "* ssh-ed25519 BBBB\n* ssh-ed25519 AAAAC3Nz\n"
 
 

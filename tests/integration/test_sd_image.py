@@ -23,6 +23,7 @@ from ordinary_user import USER, run_python
 from registry_parts import small_disk
 from waiting import eventually
 
+from engine import containers
 from engine.connect import DEFAULT_HOST, connect
 from flow import main_job, publish
 from nfsroot import qemu, unpack
@@ -472,6 +473,22 @@ def test_a_real_card_is_intact_and_reproducible(real_card: RealCard) -> None:
     tools.run("fsck.fat", "-n", real_card.boot)
     again = image.build(real_card.config)
     assert [item.sha256 for item in again.artefacts] == [item.sha256 for item in real_card.manifest.artefacts]
+
+
+@pytest.mark.expensive
+@pytest.mark.emulation
+def test_the_initramfs_of_a_card_has_its_drivers(real_card: RealCard) -> None:
+    """The card slot of a Pi 4 has no power until the regulators' drivers are loaded; QEMU's boards need none."""
+    config = real_card.config
+    with contextlib.closing(connect()) as client:
+        listed = containers.run_in(
+            client,
+            config.image_reference("system"),
+            ["sh", "-euc", "lsinitramfs /boot/initrd.img-*; cat /lib/modules/*/modules.builtin"],
+            architecture=config.image.target,
+        ).output
+    for module in ("sdhci-iproc.ko", "bcm2835.ko", "fixed.ko", "gpio-regulator.ko"):
+        assert f"/{module}" in listed
 
 
 EMULATED_PIS = {
