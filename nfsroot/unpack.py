@@ -32,7 +32,7 @@ import requests
 import urllib3.exceptions
 from docker.models.images import Image
 
-from engine.connect import engine_lost
+from engine.connect import ENGINE_ERRORS, engine_lost
 from toolchain import process, progress
 from toolchain.architecture import Architecture
 from toolchain.errors import ArtefactMissing, CommandFailed, PlatformMismatch
@@ -71,11 +71,14 @@ class SourceImage:
 def find_image(client: docker.DockerClient, reference: str, target: Architecture) -> SourceImage:
     """Look up the image and verify its platform.
 
-    Raises ArtefactMissing or PlatformMismatch.
+    Raises ArtefactMissing, PlatformMismatch or EngineUnavailable.
     """
     try:
         image = client.images.get(reference)
-    except docker.errors.ImageNotFound as fault:
+    except ENGINE_ERRORS as fault:
+        # The status is 400 for a name that no image can have, such as one with a capital letter.
+        if not isinstance(fault, docker.errors.APIError) or fault.status_code not in (400, 404):
+            raise engine_lost(f"was asked for {reference}", fault) from fault
         raise ArtefactMissing(
             f"image {reference} not found",
             expected=f"the image {reference} in the engine",
@@ -351,12 +354,16 @@ def _prepare(layer: Path, root: Path) -> dict[Path, dict[str, bytes]]:
                     attributes[place] = found
                 if member.issym() or member.islnk():  # a hard link to a symbolic link is also a symbolic link
                     links.add(place)
-        # tarfile ends silently at a damaged header, but tar unpacks the entries behind it.
-        stream = cast(IO[bytes], archive.fileobj)
-        stream.seek(archive.offset)
-        if any(stream.read(tarfile.BLOCKSIZE)):
-            raise tarfile.ReadError(f"a damaged header at offset {archive.offset}")
+        require_end(archive)  # tar unpacks the entries behind a damaged header
     return attributes
+
+
+def require_end(archive: tarfile.TarFile) -> None:
+    """Raise TarError if the archive does not end where tarfile stopped: it stops silently at a damaged header."""
+    stream = cast(IO[bytes], archive.fileobj)
+    stream.seek(archive.offset)
+    if any(stream.read(tarfile.BLOCKSIZE)):
+        raise tarfile.ReadError(f"a damaged header at offset {archive.offset}")
 
 
 def _place_of(name: str, root: Path, links: Set[Path]) -> Path:

@@ -669,6 +669,19 @@ def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkey
     assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
 
 
+@pytest.mark.engine
+def test_an_engine_lost_before_the_export_is_reported() -> None:
+    if not Path("/var/run/docker.sock").exists():
+        pytest.skip("needs the engine at its usual socket")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        relay_that_breaks_off(Path(folder) / "s", 0),
+        contextlib.closing(docker.DockerClient(base_url=f"unix://{folder}/s", version="1.41")) as client,
+        pytest.raises(EngineUnavailable, match="stopped responding while it was asked for system"),
+    ):
+        unpack.find_image(client, "system", ARMHF)
+
+
 @needs_engine_and_root
 def test_image_removed_during_the_export_is_reported(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
     source = unpack.find_image(client, heavy, ARMHF)
@@ -740,6 +753,13 @@ def test_a_missing_image_is_reported_with_the_task(client: docker.DockerClient, 
         export(config_for("nowhere/x"), destination=tmp_path / "nfsroot")
     assert "build-image" in caught.value.fix
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["New.tar", "old system.tar", "café.tar", "a:b:c"])
+def test_a_name_that_no_image_can_have_is_reported(client: docker.DockerClient, name: str) -> None:
+    with pytest.raises(ArtefactMissing, match=f"image {name} not found"):
+        unpack.find_image(client, name, ARMHF)
 
 
 @needs_engine_and_root
