@@ -75,9 +75,10 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
     """
     try:
         image = client.images.get(reference)
-    except ENGINE_ERRORS as fault:
-        # The status is 400 for a name that no image can have, such as one with a capital letter.
-        if not isinstance(fault, docker.errors.APIError) or fault.status_code not in (400, 404):
+    except (*ENGINE_ERRORS, UnicodeEncodeError) as fault:
+        # No image can have a name that is not UTF-8, or one that the engine rejects with status 400.
+        is_rejected = isinstance(fault, docker.errors.APIError) and fault.status_code in (400, 404)
+        if not is_rejected and not isinstance(fault, UnicodeEncodeError):
             raise engine_lost(f"was asked for {reference}", fault) from fault
         raise ArtefactMissing(
             f"image {reference} not found",
