@@ -11,9 +11,11 @@ import contextlib
 import hashlib
 import io
 import json
+import lzma
 import os
 import stat
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +30,7 @@ from rich.text import Text
 
 from engine.connect import connect
 from engine.containers import container
-from nfsroot.unpack import ChunkReader, find_image
+from nfsroot.unpack import ChunkReader, find_image, require_end
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import UserError
@@ -208,8 +210,10 @@ def read(config: Config, name: str, folder: Path) -> System:
     if path.is_file():
         try:
             with tarfile.open(path) as archive:
-                return _with_contents(System(name), _of_tar(archive))
-        except (tarfile.TarError, EOFError, OSError) as fault:
+                system = _with_contents(System(name), _of_tar(archive))
+                require_end(archive)
+                return system
+        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as fault:
             raise UserError(
                 f"{name} is not a readable root filesystem",
                 expected=_FORMS,
@@ -315,14 +319,22 @@ _TYPES = {
 
 
 def _of_tar(archive: tarfile.TarFile) -> Iterator[_Entry]:
-    """Yield the entries of a tar archive. A hard link has its target's size and identity."""
+    """Yield the entries of a tar archive. A hard link has its target's size and identity.
+
+    Raises TarError if a hard link precedes its target, or if the target is missing.
+    """
     seen: dict[str, tuple[File, bytes]] = {}
     for item in archive:
         path = os.path.normpath(item.name).lstrip("/")
         if path == ".":
             continue
         if item.islnk():
-            file, content = seen[os.path.normpath(item.linkname).lstrip("/")]
+            target = os.path.normpath(item.linkname).lstrip("/")
+            if target not in seen:
+                raise tarfile.ReadError(
+                    f"the hard link {path} to {target}, which is not in the archive before the link"
+                )
+            file, content = seen[target]
         else:
             content, payload = b"", item.linkname
             if item.isreg() and (stream := archive.extractfile(item)) is not None:

@@ -21,9 +21,9 @@ import shutil
 import stat
 import tarfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 import docker
@@ -32,12 +32,12 @@ import requests
 import urllib3.exceptions
 from docker.models.images import Image
 
-from engine.connect import engine_lost
-from nfsroot.tree import inside
+from engine.connect import ENGINE_ERRORS, engine_lost
 from toolchain import process, progress
 from toolchain.architecture import Architecture
 from toolchain.errors import ArtefactMissing, CommandFailed, PlatformMismatch
 from toolchain.files import remove, scratch_folder
+from toolchain.text import one_line
 
 _WHITEOUT = ".wh."
 _XATTR = "SCHILY.xattr."
@@ -71,11 +71,15 @@ class SourceImage:
 def find_image(client: docker.DockerClient, reference: str, target: Architecture) -> SourceImage:
     """Look up the image and verify its platform.
 
-    Raises ArtefactMissing or PlatformMismatch.
+    Raises ArtefactMissing, PlatformMismatch or EngineUnavailable.
     """
     try:
         image = client.images.get(reference)
-    except docker.errors.ImageNotFound as fault:
+    except (*ENGINE_ERRORS, UnicodeEncodeError) as fault:
+        # No image can have a name that is not UTF-8, or one that the engine rejects with status 400.
+        is_rejected = isinstance(fault, docker.errors.APIError) and fault.status_code in (400, 404)
+        if not is_rejected and not isinstance(fault, UnicodeEncodeError):
+            raise engine_lost(f"was asked for {reference}", fault) from fault
         raise ArtefactMissing(
             f"image {reference} not found",
             expected=f"the image {reference} in the engine",
@@ -290,32 +294,19 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
 
 
 def apply_layer(layer: Path, root: Path) -> None:
-    """Apply a layer's tar to a tree: first whiteouts and type changes, then the entries and their attributes."""
-    attributes: dict[Path, dict[str, bytes]] = {}
-    with tarfile.open(layer, mode="r:*", encoding="utf-8", errors="surrogateescape") as archive:
-        while (member := archive.next()) is not None:
-            # Free the headers that the archive accumulates.
-            archive.members.clear()  # type: ignore[attr-defined]
-            folder, name = posixpath.split(posixpath.normpath(member.name))
-            place = inside(root, f"{folder}/{name}")
-            if name == _OPAQUE:
-                for child in list(place.parent.iterdir()) if place.parent.is_dir() else []:
-                    remove(child)
-            elif name.startswith(_WHITEOUT + _WHITEOUT):
-                continue
-            elif name.startswith(_WHITEOUT):
-                remove(place.with_name(name.removeprefix(_WHITEOUT)))
-            else:
-                is_folder = place.is_dir() and not place.is_symlink()
-                if place != root and os.path.lexists(place) and member.isdir() != is_folder:
-                    remove(place)
-                found = {
-                    key.removeprefix(_XATTR): value.encode("utf-8", "surrogateescape")
-                    for key, value in member.pax_headers.items()
-                    if key.startswith(_XATTR)
-                }
-                if found or (member.isreg() and not member.mode & stat.S_IRUSR):
-                    attributes[place] = found
+    """Apply a layer's tar to a tree: first whiteouts and type changes, then the entries and their attributes.
+
+    Raises CommandFailed for a layer that is damaged or could change files outside the tree, before tar unpacks it.
+    """
+    try:
+        attributes = _prepare(layer, root)
+    except tarfile.TarError as fault:
+        raise CommandFailed(
+            "a layer of the image is damaged",
+            expected="an intact tar archive",
+            found=one_line(str(fault)),
+            fix="rebuild the image, or pull it again",
+        ) from fault
     process.run(
         [
             "tar", "--extract", f"--file={layer}", f"--directory={root}", "--numeric-owner", "--same-owner",
@@ -327,6 +318,71 @@ def apply_layer(layer: Path, root: Path) -> None:
     )  # fmt: skip
     for place, values in attributes.items():
         _set_attributes(place, values)
+
+
+def _prepare(layer: Path, root: Path) -> dict[Path, dict[str, bytes]]:
+    """Apply a layer's whiteouts and type changes. Return the extended attributes to set after its tar is unpacked.
+
+    Raises CommandFailed for an unsafe entry, or TarError for a damaged tar.
+    """
+    attributes: dict[Path, dict[str, bytes]] = {}
+    links: set[Path] = set()
+    with tarfile.open(layer, mode="r:*", encoding="utf-8", errors="surrogateescape") as archive:
+        while (member := archive.next()) is not None:
+            # Free the headers that the archive accumulates.
+            archive.members.clear()  # type: ignore[attr-defined]
+            place = _place_of(member.name, root, links)
+            if member.islnk():
+                _place_of(member.linkname, root, links)
+            if place.name == _OPAQUE:
+                for child in list(place.parent.iterdir()) if place.parent.is_dir() else []:
+                    remove(child)
+            elif place.name.startswith(_WHITEOUT + _WHITEOUT):
+                continue
+            elif place.name.startswith(_WHITEOUT):
+                hidden = place.parent.relative_to(root) / place.name.removeprefix(_WHITEOUT)
+                remove(_place_of(str(hidden), root, links))
+            else:
+                is_folder = place.is_dir() and not place.is_symlink()
+                if place != root and os.path.lexists(place) and member.isdir() != is_folder:
+                    remove(place)
+                found = {
+                    key.removeprefix(_XATTR): value.encode("utf-8", "surrogateescape")
+                    for key, value in member.pax_headers.items()
+                    if key.startswith(_XATTR)
+                }
+                if found or (member.isreg() and not member.mode & stat.S_IRUSR):
+                    attributes[place] = found
+                if member.issym() or member.islnk():  # a hard link to a symbolic link is also a symbolic link
+                    links.add(place)
+        require_end(archive)  # tar unpacks the entries behind a damaged header
+    return attributes
+
+
+def require_end(archive: tarfile.TarFile) -> None:
+    """Raise TarError if the archive does not end where tarfile stopped: it stops silently at a damaged header."""
+    stream = cast(IO[bytes], archive.fileobj)
+    stream.seek(archive.offset)
+    if any(stream.read(tarfile.BLOCKSIZE)):
+        raise tarfile.ReadError(f"a damaged header at offset {archive.offset}")
+
+
+def _place_of(name: str, root: Path, links: Set[Path]) -> Path:
+    """Return the path of a layer's entry in the tree.
+
+    Raises CommandFailed if the name contains ``..`` or if a parent folder is a symbolic link, in the tree or in
+    ``links``: tar would follow the link, even out of the tree.
+    """
+    path = PurePosixPath(name.lstrip("/"))
+    folders = [root / parent for parent in path.parents]
+    if ".." in path.parts or any(folder in links or folder.is_symlink() for folder in folders):
+        raise CommandFailed(
+            "an entry in a layer of the image is unsafe",
+            expected="a path without .. in which no parent folder is a symbolic link",
+            found=name,
+            fix="rebuild the image, or use an image from a source that you trust",
+        )
+    return root / path
 
 
 def _set_attributes(place: Path, values: Mapping[str, bytes]) -> None:

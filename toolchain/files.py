@@ -46,14 +46,17 @@ _VIRTUAL = ("/proc", "/sys")
 def path_fault(path: Path) -> str:
     """Return the reason why no file or folder can have this path, or an empty string if the path is possible.
 
-    The limits are those in limits.h (NAME_MAX, PATH_MAX). Nothing is created. Paths that cannot be examined are
-    accepted.
+    The limits are those in limits.h (NAME_MAX, PATH_MAX). A path must be UTF-8, because manifests, configuration files
+    and the engine's API cannot contain other bytes. Nothing is created. Paths that cannot be examined are accepted.
     """
     name = os.fspath(path)
     if "\0" in name:
         return "expected a path without a NUL character"
     try:
         encoded = os.fsencode(absolute(path))
+        encoded.decode()
+    except UnicodeDecodeError:
+        return "expected a path in UTF-8"
     except (OSError, RuntimeError, UnicodeEncodeError) as fault:  # RuntimeError: a loop of links
         return f"expected a path that can be resolved ({getattr(fault, 'strerror', None) or fault})"
     if max(map(len, encoded.split(b"/"))) > _LONGEST_NAME:

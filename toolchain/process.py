@@ -268,7 +268,7 @@ def run(
     output: list[bytes] = []
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(_log_sink(log))
-        sink(f"$ {pasteable(words, cwd)}\n".encode())
+        sink(f"$ {pasteable(words, cwd)}\n".encode(errors="surrogateescape"))  # a path may contain any bytes
         watch = stack.enter_context(contextlib.ExitStack())
         started: list[subprocess.Popen[bytes]] = []
         stack.callback(_close_pipes, started)

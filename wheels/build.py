@@ -236,7 +236,8 @@ def copy_project(wanted: Wanted, source: Path, config: Config) -> str:
     """
     if wanted.project is None:
         return str(wanted)
-    target = source / wanted.project.name
+    # The engine's API accepts only UTF-8, so other bytes in the name become question marks.
+    target = source / wanted.project.name.encode(errors="replace").decode()
     try:
         with files.room_for(f"a copy of {wanted.project}", source):
             if wanted.project.is_dir():

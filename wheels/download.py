@@ -8,12 +8,13 @@ from email.parser import BytesParser
 from pathlib import Path
 
 from packaging.markers import default_environment
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from images.flavour import Suite
 from toolchain.architecture import Architecture
 from toolchain.errors import WheelUnusable
+from toolchain.text import one_line
 from wheels.pip import for_target, run_pip
 
 
@@ -70,4 +71,14 @@ def _requirements(wheel: Path) -> Iterator[Requirement]:
                 fix="build it again",
             )
         lines: Sequence[str] = BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist", [])
-    yield from map(Requirement, lines)
+    for line in lines:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement as fault:
+            raise WheelUnusable(
+                f"{wheel.name} has an invalid requirement",
+                expected="requirements in pip's format, such as torch>=1.9",
+                found=one_line(line),
+                fix="use another version of the package",
+            ) from fault
+        yield requirement

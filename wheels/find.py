@@ -112,8 +112,8 @@ def candidates(
 def audit(wheel: Path, target: Architecture) -> int:
     """Check the archive and every ELF file in it; return the number of ELF files.
 
-    Raises WheelUnusable if the archive is damaged, or PlatformMismatch if it contains an ELF file for another machine
-    or float ABI.
+    Raises WheelUnusable if the archive is damaged or renamed, or PlatformMismatch if it contains an ELF file for
+    another machine or float ABI.
     """
     count = 0
     try:
@@ -124,14 +124,14 @@ def audit(wheel: Path, target: Architecture) -> int:
             for name, content in elf_members(archive):
                 _check_elf(f"{wheel.name}: {name}", content, target)
                 count += 1
-    except (*UNREADABLE, InstallerError, OSError) as fault:
+    except (*UNREADABLE, InstallerError, ValueError, OSError) as fault:  # ValueError: the name of the file
         if isinstance(fault, OSError) and fault.errno not in (errno.EINVAL, None):
             raise  # not caused by the archive, unlike EINVAL (an invalid offset) and None (a bzip2 error)
         raise WheelUnusable(
             f"{wheel.name} is damaged",
             expected="a zip archive whose RECORD matches its files",
             found=str(fault).splitlines()[0] if str(fault) else type(fault).__name__,
-            fix="copy or build the wheel again",
+            fix="copy or build the wheel again, and keep its file name",
         ) from fault
     return count
 

@@ -149,6 +149,15 @@ def test_build_folder_in_a_project_is_not_copied(tmp_path: Path) -> None:
     assert copied == {".git/HEAD", "build/b.py", "package/a.py", "setup.py", "trying.c", "trying.py"}
 
 
+def test_project_whose_name_is_not_utf8_is_copied(tmp_path: Path) -> None:
+    """The requirement is an argument of a program in a container, and is written to a log."""
+    here = project(tmp_path / os.fsdecode(b"caf\xe9"))
+    (source := tmp_path / "source").mkdir()
+    given = build.copy_project(Wanted(project=here), source, load_config({}))
+    assert given == "/usr/src/wheel/source/caf?"
+    assert (source / "caf?" / "setup.py").is_file()
+
+
 @pytest.mark.parametrize("name", [".", "link"])
 def test_project_in_the_build_folder_is_copied(tmp_path: Path, name: str) -> None:
     """The build folder may be a symbolic link, and the project may contain the folder into which it is copied."""

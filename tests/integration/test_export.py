@@ -669,6 +669,19 @@ def test_a_lost_engine_connection_is_reported(heavy: str, tmp_path: Path, monkey
     assert sorted(item.name for item in tmp_path.iterdir()) == [".nfsroot.lock", ".nfsroot.served"]
 
 
+@pytest.mark.engine
+def test_an_engine_lost_before_the_export_is_reported() -> None:
+    if not Path("/var/run/docker.sock").exists():
+        pytest.skip("needs the engine at its usual socket")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        relay_that_breaks_off(Path(folder) / "s", 0),
+        contextlib.closing(docker.DockerClient(base_url=f"unix://{folder}/s", version="1.41")) as client,
+        pytest.raises(EngineUnavailable, match="stopped responding while it was asked for system"),
+    ):
+        unpack.find_image(client, "system", ARMHF)
+
+
 @needs_engine_and_root
 def test_image_removed_during_the_export_is_reported(client: docker.DockerClient, heavy: str, tmp_path: Path) -> None:
     source = unpack.find_image(client, heavy, ARMHF)
@@ -742,6 +755,13 @@ def test_a_missing_image_is_reported_with_the_task(client: docker.DockerClient, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.engine
+@pytest.mark.parametrize("name", ["New.tar", "old system.tar", "café.tar", "a:b:c", "caf\udce9"])
+def test_a_name_that_no_image_can_have_is_reported(client: docker.DockerClient, name: str) -> None:
+    with pytest.raises(ArtefactMissing, match=r"image [\w.: \\]+ not found"):
+        unpack.find_image(client, name, ARMHF)
+
+
 @needs_engine_and_root
 def test_an_image_for_another_platform_is_refused(client: docker.DockerClient, tmp_path: Path) -> None:
     name = f"{NAME}-amd64"
@@ -754,6 +774,78 @@ def test_an_image_for_another_platform_is_refused(client: docker.DockerClient, t
         assert caught.value.found == "linux/amd64"
     finally:
         client.images.remove(f"{name}/system:trixie-armhf", force=True)
+
+
+def applied(root: Path, *layers: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    """Apply layers, whose entries belong to the calling user, to a new tree, and return the tree."""
+    root.mkdir()
+    for number, members in enumerate(layers):
+        for info, _ in members:
+            info.uid, info.gid = os.getuid(), os.getgid()
+        tar = root.parent / f"{number}.tar"
+        tar.write_bytes(nasty_image.layer(members))
+        unpack.apply_layer(tar, root)
+    return root
+
+
+def link(name: str, target: Path | str) -> tuple[tarfile.TarInfo, bytes]:
+    return nasty_image.entry(name, kind=tarfile.SYMTYPE, link=str(target), mode=0o777)
+
+
+def hard_link(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
+    return nasty_image.entry(name, kind=tarfile.LNKTYPE, link=target)
+
+
+UNSAFE_LAYERS = {
+    "file": [nasty_image.entry("link/new")],
+    "file further below": [nasty_image.entry("./link/below/new")],
+    "target of a hard link": [hard_link("copy", "link/kept")],
+    "whiteout": [nasty_image.entry("link/.wh.kept")],
+    "opaque folder": [nasty_image.entry("link/.wh..wh..opq")],
+    "link in the same layer": [link("usr/other", "../link"), nasty_image.entry("usr/other/new")],
+    "hard link to a link": [hard_link("other", "link"), nasty_image.entry("other/new")],
+    "parent folder": [nasty_image.entry("usr/../../outside/new")],
+    "whiteout of the parent folder": [nasty_image.entry(".wh...")],
+}
+
+
+@pytest.mark.parametrize("members", UNSAFE_LAYERS.values(), ids=UNSAFE_LAYERS.keys())
+def test_a_layer_that_leads_out_of_the_tree_is_refused(
+    tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]
+) -> None:
+    outside = tmp_path / "outside"
+    (outside / "below").mkdir(parents=True)
+    (outside / "kept").write_text("unchanged")
+    with pytest.raises(CommandFailed, match="an entry in a layer of the image is unsafe"):
+        applied(tmp_path / "tree", [nasty_image.folder("usr"), link("link", outside)], members)
+    assert sorted(path.name for path in outside.rglob("*")) == ["below", "kept"]
+    assert (outside / "kept").read_text() == "unchanged"
+    assert sorted(path.name for path in (tmp_path / "tree").iterdir()) == ["link", "usr"]
+
+
+def test_a_layer_can_replace_a_link_by_a_folder(tmp_path: Path) -> None:
+    below = [link("a", "/usr/lib"), link("b", "/usr/lib"), nasty_image.folder("usr"), nasty_image.folder("usr/lib")]
+    above = [
+        *(nasty_image.folder("a"), nasty_image.entry("a/.wh..wh..opq"), nasty_image.entry("a/new")),
+        *(nasty_image.entry(".wh.b"), nasty_image.entry("b/new")),
+        *(nasty_image.entry("usr/lib/real"), link("c", "usr/lib"), hard_link("d", "usr/lib/real")),
+    ]
+    tree = applied(tmp_path / "tree", below, above)
+    assert sorted(str(path.relative_to(tree)) for path in tree.rglob("*")) == [
+        *("a", "a/new", "b", "b/new", "c", "d", "usr", "usr/lib", "usr/lib/real"),
+    ]
+    assert not (tree / "a").is_symlink()
+
+
+def test_a_damaged_layer_is_reported_before_it_is_unpacked(tmp_path: Path) -> None:
+    """GNU tar skips a damaged header and unpacks the entries behind it, which the checks have not read."""
+    (tmp_path / "tree").mkdir()
+    layer = bytearray(nasty_image.layer([nasty_image.folder("a"), nasty_image.folder("b"), nasty_image.folder("c")]))
+    layer[512] ^= 0xFF
+    (tmp_path / "layer.tar").write_bytes(layer)
+    with pytest.raises(CommandFailed, match="a layer of the image is damaged"):
+        unpack.apply_layer(tmp_path / "layer.tar", tmp_path / "tree")
+    assert list((tmp_path / "tree").iterdir()) == []
 
 
 @needs_root

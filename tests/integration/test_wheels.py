@@ -304,6 +304,13 @@ def test_renamed_wheel_is_refused(tmp_path: Path) -> None:
         wheels.audit(renamed, ARMHF)
 
 
+def test_file_name_that_no_wheel_has_is_refused(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, {"thing.py": ""})
+    renamed = wheel.rename(tmp_path / "thing.whl")
+    with pytest.raises(WheelUnusable, match=r"Not a valid wheel filename: thing\.whl"):
+        wheels.audit(renamed, ARMHF)
+
+
 # Installation.
 
 

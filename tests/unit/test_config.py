@@ -365,6 +365,8 @@ def path_fault_of(name: str, path: str) -> str:
         ("folder/" + "é" * 128, "expected a path whose parts have at most 255 bytes each"),
         ("/".join(["folder"] * 700), "expected a path of at most 4095 bytes"),
         ("a\0b", "expected a path without a NUL character"),
+        ("caf\udce9", "expected a path in UTF-8"),
+        ("FOLDER/latin-1/below", "expected a path in UTF-8"),
         ("/dev/null/below", "expected a path below a folder, and /dev/null is not a folder"),
         ("FOLDER/file/below/it", "expected a path below a folder, and FOLDER/file is not a folder"),
         ("FOLDER/link/below", "expected a path below a folder, and FOLDER/file is not a folder"),
@@ -378,6 +380,7 @@ def test_values_that_cannot_be_paths_are_refused(tmp_path: Path, name: str, path
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "latin-1").symlink_to("caf\udce9")
     folder = str(tmp_path)
     assert path_fault_of(name, path.replace("FOLDER", folder)).startswith(said.replace("FOLDER", folder))
 

@@ -285,6 +285,13 @@ def test_dependencies_follow_the_markers_of_the_target(tmp_path: Path, monkeypat
         download.download("absent==1.0", tmp_path, target, suite, tmp_path / "log")
 
 
+def test_an_invalid_requirement_of_a_wheel_is_reported(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, {}, tag="py3-none-any", requires="torch (>=1.9.*)")
+    with pytest.raises(WheelUnusable, match="has an invalid requirement") as caught:
+        download.dependencies(wheel, tmp_path, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "log")
+    assert "torch (>=1.9.*)" in caught.value.found
+
+
 # ------------------------------------------------------------------------------------------------ the result
 
 OK = Step("import one", 0, "")

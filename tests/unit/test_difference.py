@@ -136,3 +136,42 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         compare(tmp_path / "empty", tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         compare(tmp_path / "nothing", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["b.tar.xz", "b.tar.gz", "b.tar.bz2"])
+def test_damaged_archives_are_refused(tmp_path: Path, name: str) -> None:
+    content = " ".join(map(str, range(100_000)))
+    path = tmp_path / name
+    with tarfile.open(path, f"w:{path.suffix[1:]}") as archive:  # type: ignore[call-overload]
+        archive.add(tree(tmp_path / "tree", {"dpkg": "1"}, {"x": content, "y": content[::-1]}), ".")
+    damaged = bytearray(path.read_bytes())
+    middle = len(damaged) // 2
+    damaged[middle : middle + 40] = bytes(40)
+    path.write_bytes(damaged)
+    with pytest.raises(UserError, match="is not a readable root filesystem"):
+        compare(path, tmp_path / "tree")
+
+
+def test_an_archive_with_a_damaged_header_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(tree(tmp_path / "tree", {"dpkg": "1"}, {"x": "", "y": ""}), ".")
+    with tarfile.open(path) as archive:
+        offset = archive.getmember("./y").offset
+    damaged = bytearray(path.read_bytes())
+    damaged[offset] ^= 0xFF
+    path.write_bytes(damaged)
+    with pytest.raises(UserError, match="is not a readable root filesystem") as caught:
+        compare(path, tmp_path / "tree")
+    assert caught.value.found == f"a damaged header at offset {offset}"
+
+
+def test_a_hard_link_without_its_target_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tree(tmp_path / "tree", {"dpkg": "1"}, {}), ".")
+        link = tarfile.TarInfo("usr/link")
+        link.type, link.linkname = tarfile.LNKTYPE, "usr/missing"
+        archive.addfile(link)
+    with pytest.raises(UserError, match="is not a readable root filesystem") as caught:
+        compare(tmp_path / "x.tar", tmp_path / "tree")
+    assert caught.value.found == "the hard link usr/link to usr/missing, which is not in the archive before the link"

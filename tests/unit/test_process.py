@@ -50,6 +50,15 @@ def test_output_status_and_duration_are_returned() -> None:
     assert done.argv == ("sh", "-c", "echo one; echo two >&2; sleep 0.05")
 
 
+def test_an_argument_that_is_not_utf8_is_logged_unchanged(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    process.run(["touch", name], cwd=tmp_path, log=tmp_path / "log")
+    assert (tmp_path / name).is_file()
+    assert b"touch 'caf\xe9'" in (tmp_path / "log").read_bytes()
+    with pytest.raises(CommandFailed, match=r"caf\\udce9"):
+        process.run(["false", name])
+
+
 def test_separated_stderr_is_part_of_the_error() -> None:
     done = process.run(["sh", "-c", "echo out; echo err >&2"], merge_stderr=False)
     assert done.output == "out\n"
