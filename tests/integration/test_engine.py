@@ -205,7 +205,7 @@ def test_a_containerd_in_another_mount_namespace_stays(
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
         daemon.folder.mkdir(parents=True)
-        daemon.state.write_text(json.dumps({"pid": child.pid, "created": 0}))
+        daemon.state.write_text(json.dumps({"pid": child.pid, "boot": "", "ticks": 0}))
         report = stop_daemon(daemon)
         name = f"containerd-try (pid {child.pid})"
         assert report == (f"leftover {name} stopped" if ends else f"not stopped: {name}, in another mount namespace")
@@ -224,7 +224,7 @@ def test_a_containerd_in_another_root_stays(daemon: Daemon, tmp_path: Path) -> N
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
         daemon.folder.mkdir(parents=True)
-        daemon.state.write_text(json.dumps({"pid": child.pid, "created": 0}))
+        daemon.state.write_text(json.dumps({"pid": child.pid, "boot": "", "ticks": 0}))
         assert stop_daemon(daemon) == f"not stopped: containerd-try (pid {child.pid}), in another root directory"
         assert child.poll() is None
         child.kill()
@@ -336,7 +336,7 @@ def test_down_leaves_a_process_with_a_reused_number(daemon: Daemon) -> None:
         try:
             identity = record(psutil.Process(bystander.pid))
             daemon.folder.mkdir(parents=True)
-            daemon.state.write_text(json.dumps({**identity, "created": identity["created"] - 60}))
+            daemon.state.write_text(json.dumps({**identity, "ticks": int(identity["ticks"]) - 1}))
             assert stop_daemon(daemon) == "no engine was started here"
             assert bystander.poll() is None
             assert not daemon.state.exists()
@@ -344,7 +344,9 @@ def test_down_leaves_a_process_with_a_reused_number(daemon: Daemon) -> None:
             bystander.kill()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": "x", "created": 1}', '{"created": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"pid": 1}', '{"pid": 1, "created": 1.5}', '{"pid": "x", "boot": "", "ticks": 1}']
+)
 def test_a_damaged_record_names_no_process(daemon: Daemon, text: str) -> None:
     daemon.folder.mkdir(parents=True)
     daemon.state.write_text(text)
