@@ -185,15 +185,23 @@ def socket_group() -> int:
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable if another dockerd uses the default paths and does not respond.
+    """Raise EngineUnavailable if the recorded dockerd, or another one with the default paths, does not respond.
 
-    The other dockerd is left running.
+    That dockerd and its containerd are left running.
     """
+    recorded = daemon.recorded_process()
+    if recorded is not None:
+        raise EngineUnavailable(
+            "the dockerd that ./inv started does not respond",
+            expected=f"a response from {daemon.host}",
+            found=f"dockerd (pid {recorded.pid}) is still running",
+            fix="wait until the machine is less busy and run the task again, or stop this dockerd with ./inv down",
+        )
     if daemon.host != DEFAULT_HOST:
         return
     with contextlib.suppress(OSError, ValueError, psutil.Error):
         other = find(int(_SYSTEM_PIDFILE.read_text()))
-        if other is not None and other.name() == "dockerd" and other != daemon.recorded_process():
+        if other is not None and other.name() == "dockerd":
             raise EngineUnavailable(
                 "a dockerd that pitorch did not start is running, but does not respond",
                 expected=f"a response from {daemon.host}",

@@ -34,7 +34,7 @@ from waiting import eventually
 from doctor.containers import check_container, engine_findings, judge_engine
 from doctor.finding import Verdict
 from engine import cgroups, systemd
-from engine.connect import Selection, connect, selected
+from engine.connect import Selection, connect, connect_to, selected
 from engine.containers import _collect, run_in
 from engine.dockerd import Daemon
 from engine.proxies import build_environment, daemon_environment
@@ -188,6 +188,23 @@ def test_the_containerd_of_a_killed_dockerd_is_stopped(daemon: Daemon) -> None:
     assert processes_of(daemon) == []
     if any("containerd" in line.split()[0] for line in left):  # otherwise, dockerd used the machine's containerd
         assert "leftover containerd" in report
+
+
+@pytest.mark.engine
+@needs_dockerd
+def test_a_frozen_engine_is_not_replaced_and_can_be_stopped(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.stop._STOP_LIMIT_S", 1.0)
+    monkeypatch.setattr("engine.start.connect_to", lambda selection, **_: connect_to(selection, timeout_s=1))
+    ensure_daemon(daemon)
+    pid = json.loads(daemon.state.read_text())["pid"]
+    running = processes_of(daemon)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(EngineUnavailable, match="started does not respond") as caught:
+        ensure_daemon(daemon)
+    assert str(pid) in caught.value.found
+    assert processes_of(daemon) == running
+    assert f"dockerd (pid {pid}) stopped" in stop_daemon(daemon)
+    assert processes_of(daemon) == []
 
 
 @needs_root
