@@ -247,6 +247,19 @@ def test_a_containerd_in_another_root_stays(daemon: Daemon, tmp_path: Path) -> N
         child.kill()
 
 
+@needs_dockerd
+def test_a_refused_sudo_is_reported(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sudo = tmp_path / "sudo"
+    sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
+    sudo.chmod(0o755)
+    monkeypatch.setattr("engine.start.sudo_prefix", lambda _: [str(sudo)])
+    monkeypatch.setattr("engine.cgroups.mount_missing", lambda _: None)
+    with pytest.raises(EngineUnavailable, match="dockerd cannot be started") as caught:
+        ensure_daemon(daemon)
+    assert "sudo: a password is required" in caught.value.found
+    assert not daemon.pidfile.exists()
+
+
 @pytest.mark.engine
 @needs_dockerd
 def test_the_error_shows_the_last_lines_of_dockerd(daemon: Daemon) -> None:
