@@ -37,6 +37,8 @@ from toolchain.process_identity import find_recorded, record
 _TAIL = 4000
 _CREATOR = "pitorch.made-by"
 _REMOVE_LIMIT_S = 5.0
+_END_LIMIT_S = 60.0
+"""The limit in seconds for each request that ends or removes a container. An engine that hangs exceeds it."""
 
 
 @dataclass(frozen=True)
@@ -144,17 +146,22 @@ def container(
 
 def _remove(box: Container) -> None:
     try:
-        box.remove(force=True, v=True)
+        with contextlib.closing(connect(timeout_s=_END_LIMIT_S)) as client:
+            client.api.remove_container(str(box.id), force=True, v=True)
     except docker.errors.NotFound:
         return
-    except ENGINE_ERRORS as fault:  # only a warning, which does not mask the error that ended the block
-        progress.warn(f"the container {box.name} may not have been removed; the next task tries to remove it: {fault}")
+    except (EngineUnavailable, *ENGINE_ERRORS) as fault:  # only a warning, which does not mask the block's error
+        found = str(fault).partition("\n")[0]
+        progress.warn(f"the container {box.name} may not have been removed; the next task tries to remove it: {found}")
 
 
-def _end(box: Container, patience_s: float) -> None:
+def _end(made: Container, patience_s: float) -> None:
     """Stop a container's process if it is running."""
-    with contextlib.suppress(*ENGINE_ERRORS):
-        box.reload()
+    with (
+        contextlib.suppress(EngineUnavailable, *ENGINE_ERRORS),
+        contextlib.closing(connect(timeout_s=_END_LIMIT_S)) as client,
+    ):
+        box = client.containers.get(str(made.id))
         if box.status != "running":
             return
         if patience_s:
@@ -220,20 +227,20 @@ def run_in(
         except ENGINE_ERRORS as fault:
             raise engine_lost(f"started a container from {image}", fault) from fault
         expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            with contextlib.suppress(*ENGINE_ERRORS):
-                box.kill()
-
-        timer = threading.Timer(limit_s, expire)
-        timer.daemon = True
-        timer.start()
-        stack.callback(timer.cancel)
         try:
             stream = box.logs(stdout=True, stderr=True, stream=True, follow=True)
+
+            def expire() -> None:
+                expired.set()
+                with contextlib.suppress(OSError):  # the engine has just closed the connection
+                    stream.close()
+
+            timer = threading.Timer(limit_s, expire)
+            timer.daemon = True
+            timer.start()
+            stack.callback(timer.cancel)
             output = _collect(stream, sink.write if sink else None, on_line)
-            status = int(box.wait()["StatusCode"])
+            status = 0 if expired.is_set() else int(box.wait(timeout=_END_LIMIT_S)["StatusCode"])
         except ENGINE_ERRORS as fault:
             raise engine_lost(f"ran {pasteable(argv)[:200]} in {image}", fault) from fault
     if expired.is_set():

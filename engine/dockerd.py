@@ -53,11 +53,11 @@ class Daemon:
         """The file with dockerd's process ID, which is written immediately before dockerd is executed."""
         return self.folder / "dockerd.pid"
 
-    def read_record(self) -> dict[str, int | float] | None:
+    def read_record(self) -> dict[str, int | str] | None:
         """Return the identity of the recorded process, or None if there is no valid record."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             identity = json.loads(self.state.read_text())
-            return {"pid": int(identity["pid"]), "created": float(identity["created"])}
+            return {"pid": int(identity["pid"]), "boot": str(identity["boot"]), "ticks": int(identity["ticks"])}
         return None
 
     def recorded_process(self) -> psutil.Process | None:

@@ -41,6 +41,7 @@ from toolchain.errors import EngineUnavailable, UserError
 from toolchain.process_identity import find, running
 
 _SYSTEM_PIDFILE = Path("/var/run/docker.pid")
+_LAUNCH_LIMIT_S = 120.0
 _START_LIMIT_S = 60.0
 _TAIL_LINES = 15
 
@@ -134,16 +135,24 @@ def _start(daemon: Daemon) -> EngineInfo:
         with daemon.log.open("ab") as log:
             log.write(f"$ {process.pasteable(argv)}\n".encode())
             log.flush()
-            subprocess.run(
-                argv,
-                check=True,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=daemon_environment(),
-                timeout=120,
-            )
+            try:
+                subprocess.run(
+                    argv,
+                    check=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd="/",
+                    env=daemon_environment(),
+                    timeout=_LAUNCH_LIMIT_S,
+                )
+            except (subprocess.SubprocessError, PermissionError) as fault:  # only root may kill a sudo that timed out
+                raise EngineUnavailable(
+                    "dockerd cannot be started",
+                    expected=f"{argv[0]} to exit with status 0 within {_LAUNCH_LIMIT_S:.0f} s",
+                    found=f"the last lines of {daemon.log}:\n{_tail(daemon.log, offset)}",
+                    fix="run the task in a terminal, as root or as a user who may use sudo",
+                ) from fault
         started = _wait_for_process(daemon, offset)
         try:
             daemon.write_record(started)
@@ -185,15 +194,23 @@ def socket_group() -> int:
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable if another dockerd uses the default paths and does not respond.
+    """Raise EngineUnavailable if the recorded dockerd, or another one with the default paths, does not respond.
 
-    The other dockerd is left running.
+    That dockerd and its containerd are left running.
     """
+    recorded = daemon.recorded_process()
+    if recorded is not None:
+        raise EngineUnavailable(
+            "the dockerd that ./inv started does not respond",
+            expected=f"a response from {daemon.host}",
+            found=f"dockerd (pid {recorded.pid}) is still running",
+            fix="wait until the machine is less busy and run the task again, or stop this dockerd with ./inv down",
+        )
     if daemon.host != DEFAULT_HOST:
         return
     with contextlib.suppress(OSError, ValueError, psutil.Error):
         other = find(int(_SYSTEM_PIDFILE.read_text()))
-        if other is not None and other.name() == "dockerd" and other != daemon.recorded_process():
+        if other is not None and other.name() == "dockerd":
             raise EngineUnavailable(
                 "a dockerd that pitorch did not start is running, but does not respond",
                 expected=f"a response from {daemon.host}",

@@ -67,9 +67,10 @@ def build_requirements(config: Config) -> list[Path]:
     torch = require(manifests.manifest_path("torch"), "build-image").facts["wheel"]
     root = require(manifests.manifest_path("dev"), "build-image").artefact(".tar")
     folder = config.target_root / "distribution-wheels" / root.sha256[:16]
-    if not folder.is_dir():
-        with progress.step("make wheels from the distribution's numpy, SciPy and pandas"):
-            files.remove(folder.parent)
-            folder.parent.mkdir(parents=True)
-            distribution_wheels.make(root.path, folder, config.image.target, context.suite)
+    with files.locked(config.target_root / "work", lock_file=False):  # the main job has released the build lock
+        if not folder.is_dir():
+            with progress.step("make wheels from the distribution's numpy, SciPy and pandas"):
+                files.remove(folder.parent)
+                folder.parent.mkdir(parents=True)
+                distribution_wheels.make(root.path, folder, config.image.target, context.suite)
     return [*([Path(torch)] if torch else []), *sorted(folder.glob("*.whl"))]

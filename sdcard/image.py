@@ -158,16 +158,6 @@ def build(config: Config) -> Manifest:
     return manifest
 
 
-@contextlib.contextmanager
-def _usual_umask() -> Iterator[None]:
-    """Run the block with umask 022, so that the modes of new folders in the tree do not depend on the user."""
-    before = os.umask(0o022)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
 def ready_tools(config: Config) -> Tools:
     """Return the programs that make card images; extract them if necessary. Raises the failed step's UserError."""
     with Context(for_all_targets(config, TOOLS_SUITE)) as context:
@@ -186,7 +176,7 @@ def _make(
 ) -> Manifest:
     """Make the image in ``scratch``, then move the products to ``folder``; return their manifest."""
     tree = scratch / "tree"
-    with progress.step(f"copy {source.reference}"), _usual_umask():
+    with progress.step(f"copy {source.reference}"):
         unpack.unpack(connect(), source, tree)
     with progress.step("hash the tree"):
         hashed = TreeHash.of(tree)
@@ -194,8 +184,7 @@ def _make(
     documents = write_sbom(config, source, tree, scratch)
     boot = scratch / "boot"
     parts = _write_boot(config, tree, fetched, boot, seed)
-    with _usual_umask():
-        for_wifi = _install_wifi_firmware(tree, wifi)
+    for_wifi = _install_wifi_firmware(tree, wifi)
     is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware)
     added = [*([fetched] if is_fetched else []), *([wifi] if for_wifi else [])]
     added_firmware = {item.package: item.sha256 for item in added}
@@ -204,9 +193,8 @@ def _make(
     devices = imager_devices(config.image.architecture, parts)
     hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
-    with _usual_umask():
-        audited = audit(tree, settings, ON_EVERY_MEDIUM)
-        first_boot.fit_for_card(audited, number_of(seed, "disk"))
+    audited = audit(tree, settings, ON_EVERY_MEDIUM)
+    first_boot.fit_for_card(audited, number_of(seed, "disk"))
     hashed.refresh([*audited.touched, *for_wifi])
     user_data = first_boot.user_data(config.sd, hostname)
     (boot / "user-data").write_text(user_data)

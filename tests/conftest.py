@@ -237,6 +237,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def without_the_callers_settings() -> None:
-    """Remove the caller's INVOKE_* variables."""
+    """Remove the caller's INVOKE_* variables, and use the umask of ./inv instead of the caller's."""
+    os.umask(0o022)
     for name in [name for name in os.environ if name.startswith("INVOKE_")]:
         del os.environ[name]

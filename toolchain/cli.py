@@ -141,6 +141,7 @@ def main() -> None:
     from toolchain.settings import SettingsFiles
 
     _open_closed_streams()
+    os.umask(0o022)  # the modes of folders and files in the products must not depend on the caller
     caller.remember(sys.argv[1:], os.environ)
     _report_invalid_values()
     if isinstance(out := sys.stdout, io.TextIOWrapper):

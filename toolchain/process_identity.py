@@ -1,18 +1,20 @@
-"""Identify a process across program runs by its ID and its creation time.
+"""Identify a process across program runs by its ID, its start time and the boot.
 
-The kernel reuses process IDs; only the ID and the creation time together identify a process.
+The kernel reuses process IDs; only the three together identify a process. The start time is that of the kernel, in
+clock ticks since the boot. Unlike psutil's creation time, it does not change when the system clock is adjusted.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-_TOLERANCE_S = 2.0
-"""The tolerance in seconds. psutil computes creation times from the boot time, which clock adjustments shift."""
+_ENDED = -1
+"""The start time of a process that has ended."""
 
 
 def running(process: psutil.Process) -> bool:
@@ -33,9 +35,9 @@ def find(pid: int) -> psutil.Process | None:
     return None
 
 
-def record(process: psutil.Process) -> dict[str, int | float]:
+def record(process: psutil.Process) -> dict[str, int | str]:
     """Return the process's identity as JSON values, for ``find_recorded``."""
-    return {"pid": process.pid, "created": process.create_time()}
+    return {"pid": process.pid, "boot": _boot(), "ticks": _start_ticks(process.pid)}
 
 
 def find_recorded(identity: Mapping[str, Any]) -> psutil.Process | None:
@@ -43,7 +45,21 @@ def find_recorded(identity: Mapping[str, Any]) -> psutil.Process | None:
 
     Returns None if the process has ended. Raises KeyError, TypeError or ValueError for an invalid record.
     """
-    process = find(int(identity["pid"]))
-    if process is not None and abs(process.create_time() - float(identity["created"])) < _TOLERANCE_S:
-        return process
-    return None
+    pid, boot, ticks = int(identity["pid"]), identity["boot"], int(identity["ticks"])
+    process = find(pid)
+    return process if process is not None and (boot, ticks) == (_boot(), _start_ticks(pid)) else None
+
+
+def _boot() -> str:
+    """Return the kernel's random ID of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _start_ticks(pid: int) -> int:
+    """Return a process's start time in clock ticks since the boot, or ``_ENDED``."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return _ENDED
+    # Field 22 of proc(5). Field 2, the name, is in parentheses and may contain spaces and parentheses itself.
+    return int(stat.rpartition(b")")[2].split()[19])

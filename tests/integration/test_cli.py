@@ -73,6 +73,15 @@ def run_alone(
     return subprocess.run(argv, cwd=ROOT, env=env, stdout=stdout, stderr=stderr, text=True, check=False, timeout=120)
 
 
+def test_a_task_does_not_use_the_callers_umask() -> None:
+    program = (
+        "import atexit, os, runpy; os.umask(0o077); atexit.register(lambda: print(f'umask {os.umask(0):03o}')); "
+        "runpy.run_module('toolchain.cli', run_name='__main__')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, "--version"], cwd=ROOT, capture_output=True, check=True)
+    assert ended.stdout.endswith(b"umask 022\n")
+
+
 def test_every_task_has_help_with_its_options() -> None:
     listed = run("--list", "--list-format=flat")
     assert listed.returncode == 0

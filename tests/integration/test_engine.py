@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -34,7 +35,7 @@ from waiting import eventually
 from doctor.containers import check_container, engine_findings, judge_engine
 from doctor.finding import Verdict
 from engine import cgroups, systemd
-from engine.connect import Selection, connect, selected
+from engine.connect import Selection, connect, connect_to, selected
 from engine.containers import _collect, run_in
 from engine.dockerd import Daemon
 from engine.proxies import build_environment, daemon_environment
@@ -47,7 +48,7 @@ from images import archive, probe, system
 from toolchain import files
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, BuildConfig, Config
-from toolchain.errors import CommandFailed, EngineUnavailable, UserError
+from toolchain.errors import CommandFailed, CommandTimedOut, EngineUnavailable, UserError
 from toolchain.manifest import Artefact, Manifest
 from toolchain.process_identity import record
 
@@ -190,6 +191,23 @@ def test_the_containerd_of_a_killed_dockerd_is_stopped(daemon: Daemon) -> None:
         assert "leftover containerd" in report
 
 
+@pytest.mark.engine
+@needs_dockerd
+def test_a_frozen_engine_is_not_replaced_and_can_be_stopped(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.stop._STOP_LIMIT_S", 1.0)
+    monkeypatch.setattr("engine.start.connect_to", lambda selection, **_: connect_to(selection, timeout_s=1))
+    ensure_daemon(daemon)
+    pid = json.loads(daemon.state.read_text())["pid"]
+    running = processes_of(daemon)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(EngineUnavailable, match="started does not respond") as caught:
+        ensure_daemon(daemon)
+    assert str(pid) in caught.value.found
+    assert processes_of(daemon) == running
+    assert f"dockerd (pid {pid}) stopped" in stop_daemon(daemon)
+    assert processes_of(daemon) == []
+
+
 @needs_root
 @pytest.mark.parametrize(("enter", "ends"), [((), True), (("unshare", "--mount"), False)])
 def test_a_containerd_in_another_mount_namespace_stays(
@@ -205,7 +223,7 @@ def test_a_containerd_in_another_mount_namespace_stays(
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
         daemon.folder.mkdir(parents=True)
-        daemon.state.write_text(json.dumps({"pid": child.pid, "created": 0}))
+        daemon.state.write_text(json.dumps({"pid": child.pid, "boot": "", "ticks": 0}))
         report = stop_daemon(daemon)
         name = f"containerd-try (pid {child.pid})"
         assert report == (f"leftover {name} stopped" if ends else f"not stopped: {name}, in another mount namespace")
@@ -224,10 +242,23 @@ def test_a_containerd_in_another_root_stays(daemon: Daemon, tmp_path: Path) -> N
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
         daemon.folder.mkdir(parents=True)
-        daemon.state.write_text(json.dumps({"pid": child.pid, "created": 0}))
+        daemon.state.write_text(json.dumps({"pid": child.pid, "boot": "", "ticks": 0}))
         assert stop_daemon(daemon) == f"not stopped: containerd-try (pid {child.pid}), in another root directory"
         assert child.poll() is None
         child.kill()
+
+
+@needs_dockerd
+def test_a_refused_sudo_is_reported(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sudo = tmp_path / "sudo"
+    sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
+    sudo.chmod(0o755)
+    monkeypatch.setattr("engine.start.sudo_prefix", lambda _: [str(sudo)])
+    monkeypatch.setattr("engine.cgroups.mount_missing", lambda _: None)
+    with pytest.raises(EngineUnavailable, match="dockerd cannot be started") as caught:
+        ensure_daemon(daemon)
+    assert "sudo: a password is required" in caught.value.found
+    assert not daemon.pidfile.exists()
 
 
 @pytest.mark.engine
@@ -255,6 +286,17 @@ def waiting_program() -> bytes:
     return bytes(program[: -len(PAUSE_X86_64)]) + PAUSE_X86_64
 
 
+def load_waiting_program(client: docker.DockerClient, folder: Path) -> str:
+    """Load an image with the program as /wait; return its reference."""
+    stage = folder / "stage"
+    stage.mkdir(exist_ok=True)
+    (stage / "wait").write_bytes(waiting_program())
+    (stage / "wait").chmod(0o755)
+    files.pack(stage, folder / "wait.tar", epoch=1000)
+    layer = archive.Layer(Artefact.of(folder / "wait.tar"))
+    return archive.load(client, [layer], "pitorch-test/wait:1", host_architecture(), epoch=1000).reference
+
+
 @pytest.fixture
 def collected() -> Iterator[None]:
     """Collect garbage after the test, so that warnings about docker-py's open sockets are attributed to this test."""
@@ -273,18 +315,12 @@ def test_an_engine_that_ends_during_work_is_reported(
     """If the engine stops, running a container, building, loading and planning each raise an error with a fix."""
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     ensure_daemon(daemon)
-    stage = tmp_path / "stage"
-    stage.mkdir()
-    (stage / "wait").write_bytes(waiting_program())
-    (stage / "wait").chmod(0o755)
-    files.pack(stage, tmp_path / "wait.tar", epoch=1000)
     native = host_architecture()
-    layer = archive.Layer(Artefact.of(tmp_path / "wait.tar"))
     with contextlib.closing(connect()) as client, Context(Config(build=BuildConfig(folder=tmp_path))) as context:
         assert context.client.ping()
-        made = archive.load(client, [layer], "pitorch-test/wait:1", native, epoch=1000)
+        image = load_waiting_program(client, tmp_path)
         jobs = {
-            "run": lambda: run_in(client, made.reference, ["/wait"], architecture=native, log=tmp_path / "log"),
+            "run": lambda: run_in(client, image, ["/wait"], architecture=native, log=tmp_path / "log"),
             "build": lambda: system.build(
                 client,
                 "pitorch-test/built:1",
@@ -312,11 +348,46 @@ def test_an_engine_that_ends_during_work_is_reported(
         assert isinstance(caught.value, UserError)
         assert "./inv doctor" in caught.value.fix
         with pytest.raises(EngineUnavailable, match="stopped responding"):
-            archive.load(client, [layer], "pitorch-test/wait:2", native, epoch=1000)
+            load_waiting_program(client, tmp_path)
         with pytest.raises(EngineUnavailable, match="stopped responding"):
-            run_in(client, made.reference, ["/wait"], architecture=native)
+            run_in(client, image, ["/wait"], architecture=native)
         (step,) = (step for step in pipelines.main_job(context).steps if step.name == "rootfs")
         assert step.missing(Manifest(step="rootfs", key="", inputs={}, facts={"image": "x"})) == NO_ENGINE
+
+
+@pytest.mark.engine
+@needs_dockerd
+@pytest.mark.usefixtures("collected")
+@pytest.mark.parametrize("patience_s", [0.0, 0.5])
+def test_the_time_limit_holds_if_the_engine_freezes(
+    daemon: Daemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    patience_s: float,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    monkeypatch.setattr("engine.containers._END_LIMIT_S", 1.0)
+    ensure_daemon(daemon)
+    with contextlib.closing(connect()) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        image = load_waiting_program(client, tmp_path)
+        native = host_architecture()
+        run = functools.partial(run_in, client, image, ["/wait"], architecture=native, limit_s=3, patience_s=patience_s)
+        with pytest.raises(CommandTimedOut, match="/wait timed out"):
+            run()
+        assert client.containers.list(all=True) == []
+
+        work = pool.submit(run)
+        (running,) = eventually(lambda: client.containers.list(), limit_s=20)
+        time.sleep(1)  # until run_in reads the output
+        os.kill(json.loads(daemon.state.read_text())["pid"], signal.SIGSTOP)
+        try:
+            with pytest.raises(CommandTimedOut, match="/wait timed out"):
+                work.result(20)
+        finally:
+            os.kill(json.loads(daemon.state.read_text())["pid"], signal.SIGCONT)
+            eventually(lambda: client.containers.list(all=True) == [] or running.remove(force=True), limit_s=20)
+    assert f"the container {running.name} may not have been removed" in capfd.readouterr().err
 
 
 def test_output_is_decoded_across_block_boundaries() -> None:
@@ -336,7 +407,7 @@ def test_down_leaves_a_process_with_a_reused_number(daemon: Daemon) -> None:
         try:
             identity = record(psutil.Process(bystander.pid))
             daemon.folder.mkdir(parents=True)
-            daemon.state.write_text(json.dumps({**identity, "created": identity["created"] - 60}))
+            daemon.state.write_text(json.dumps({**identity, "ticks": int(identity["ticks"]) - 1}))
             assert stop_daemon(daemon) == "no engine was started here"
             assert bystander.poll() is None
             assert not daemon.state.exists()
@@ -344,7 +415,9 @@ def test_down_leaves_a_process_with_a_reused_number(daemon: Daemon) -> None:
             bystander.kill()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', '{"pid": "x", "created": 1}', '{"created": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"pid": 1}', '{"pid": 1, "created": 1.5}', '{"pid": "x", "boot": "", "ticks": 1}']
+)
 def test_a_damaged_record_names_no_process(daemon: Daemon, text: str) -> None:
     daemon.folder.mkdir(parents=True)
     daemon.state.write_text(text)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from device_parts import layer
 from registry_parts import small_disk
+from waiting import eventually
 
+from flow import build_wheel
 from images.flavour import load_suite
 from toolchain.architecture import ARCHITECTURES, host_architecture
+from toolchain.config import BuildConfig, Config
 from toolchain.errors import DiskFull
+from toolchain.manifest import Manifest
 from wheels import distribution as distribution_wheels
 from wheels import find as wheels
 
@@ -48,6 +56,28 @@ def test_wheels_contain_the_packages_files(tmp_path: Path) -> None:
         assert wheel.read("numpy/_core/include/numpy/ndarraytypes.h") == b"#define A\n"
         assert not [item for item in wheel.namelist() if item.endswith((".pyc", "gone"))]
         assert b"f2py" in wheel.read("numpy-2.2.4.dist-info/entry_points.txt")
+
+
+def test_simultaneous_tasks_make_the_wheels_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Manifest(step="dev", key="", inputs={}, artefacts=(layer(tmp_path / "dev.tar", FILES),), facts={"wheel": ""})
+    monkeypatch.setattr("flow.pipelines.main_job", lambda *_, **__: SimpleNamespace(manifest_path=Path))
+    monkeypatch.setattr(build_wheel, "require", lambda *_: root)
+    write, written = distribution_wheels._write, []
+
+    def write_slowly(*parts: Any) -> None:
+        written.append(parts)
+        time.sleep(0.2)
+        write(*parts)
+
+    monkeypatch.setattr(distribution_wheels, "_write", write_slowly)
+    config = Config(build=BuildConfig(folder=tmp_path / "build"))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first = pool.submit(build_wheel.build_requirements, config)
+        eventually(lambda: written, interval_s=0.01)
+        second = pool.submit(build_wheel.build_requirements, config)
+        assert [path.name.partition("-")[0] for path in first.result(20)] == ["numpy", "scipy"]
+        assert second.result(20) == first.result()
+    assert len(written) == len(distribution_wheels.NAMES)
 
 
 def test_pip_installs_the_wheels(tmp_path: Path) -> None:

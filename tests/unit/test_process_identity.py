@@ -1,4 +1,4 @@
-"""Tests that a process is identified by its process ID and creation time."""
+"""Tests that a process is identified by its process ID, its start time and the boot."""
 
 from __future__ import annotations
 
@@ -24,10 +24,41 @@ def test_a_recorded_process_is_found_again() -> None:
 
 def test_a_reused_number_is_not_the_recorded_process() -> None:
     identity = record(psutil.Process())
-    assert find_recorded({**identity, "created": identity["created"] - 60}) is None
+    assert find_recorded({**identity, "ticks": int(identity["ticks"]) - 1}) is None
 
 
-@pytest.mark.parametrize("identity", [{}, {"pid": 1}, {"pid": "x", "created": 1}, {"pid": 1, "created": None}])
+def test_a_record_does_not_outlive_the_boot() -> None:
+    identity = record(psutil.Process())
+    assert find_recorded({**identity, "boot": "another boot"}) is None
+
+
+def test_a_clock_step_does_not_affect_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = record(psutil.Process())
+    stepped = psutil.boot_time() + 3600
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: stepped)
+    assert find_recorded(identity) == psutil.Process()
+
+
+def test_a_name_with_parentheses_does_not_matter() -> None:
+    rename = "import ctypes; ctypes.CDLL(None).prctl(15, b') R 1 (x'); print(flush=True); input()"  # PR_SET_NAME
+    argv = [sys.executable, "-c", rename]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        process = psutil.Process(child.pid)
+        assert process.name() == ") R 1 (x"
+        assert find_recorded(record(process)) == process
+        child.communicate(b"\n")
+
+
+def test_an_ended_process_can_be_recorded() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        process = psutil.Process(child.pid)
+        child.kill()
+    assert find_recorded(record(process)) is None
+
+
+@pytest.mark.parametrize("identity", [{}, {"pid": 1}, {"pid": 1, "created": 1.5}, {"pid": "x", "boot": "", "ticks": 1}])
 def test_a_damaged_record_is_an_error(identity: dict[str, object]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         find_recorded(identity)
