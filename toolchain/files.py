@@ -100,6 +100,7 @@ def tree_fingerprint(root: Path, *patterns: str) -> str:
 def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write ``text`` to a temporary file and rename it to ``path``, so that readers never see a partial file."""
     with replacing(path) as aside:
+        aside.touch(mode)  # before the text is written, so that other users never have access to a secret
         aside.write_text(text)
         aside.chmod(mode)
 
