@@ -71,10 +71,12 @@ def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
         @functools.wraps(body)
         def run(*args: Any, architecture: str = "", **options: Any) -> None:
             _for_all["image.architecture"] = architecture
+            caller.remember_architecture(architecture)
             try:
                 body(*args, **options)
             finally:
                 _for_all.clear()  # each task on a command line has separate options
+                caller.remember_architecture("")
 
         signature = inspect.signature(body)
         option = inspect.Parameter("architecture", inspect.Parameter.KEYWORD_ONLY, default="", annotation=str)

@@ -103,6 +103,8 @@ def network(name: str, weights: Path) -> nn.Module:
 
 def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
     """Return the model quantised to int8. Running the model on ``examples`` determines the value ranges."""
+    # The default engine of upstream's torch for 64-bit ARM is oneDNN, with which int8 is slower than float32.
+    torch.backends.quantized.engine = "qnnpack"
     model = loaded(torchvision.models.get_model(f"quantized_{name}", quantize=False), weights)
     model.fuse_model()
     model.qconfig = quantization.get_default_qconfig("qnnpack")

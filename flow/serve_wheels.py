@@ -124,13 +124,15 @@ def serve_wheels(config: Config) -> None:
             found=offer.torch.reason,
             fix="run ./inv build-torch or ./inv build-wheel NAME==VERSION",
         )
+    torch = offer.torch.wheel
+    example = torch.name if torch is not None and torch.name in names else names[0]
     stop = threading.Event()
     address = config.wheels.address or server_address(config)
     with (
         process.stopped_by_signals(stop),
         running_index(offer, address=address, port=config.wheels.port) as url,
     ):
-        for line in (*instructions(url, names), *offer.notes()):
+        for line in (*instructions(url, names, example), *offer.notes()):
             progress.say(line)
         while not stop.wait(0.5):
             pass

@@ -7,6 +7,7 @@ without a pinned key, ssh rejects an unknown host key and does not add it to ``k
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -111,7 +112,8 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             fix="check the address, and boot the board from the exported tree: the board's host key differs if the "
             "tree was exported again while the board was up, or if the board runs a card image"
             if pinned
-            else f"run ssh {access}, and accept the host key if its fingerprint is the one on the board's console",
+            else f"run {_to_type('ssh', access)}, and accept the host key if its fingerprint is the one on the board's "
+            "console",
         )
     if _DENIED.search(output):
         return AccessDenied(
@@ -120,9 +122,16 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
             found=output.strip().splitlines()[-1],
             fix="boot the board from the exported tree: its /root/.ssh/authorized_keys contains the key"
             if access.key
-            else f"run ssh-copy-id {access}",
+            else f"run {_to_type('ssh-copy-id', access)}",
         )
     return None
+
+
+def _to_type(program: str, access: SshAccess) -> str:
+    """Return the command that runs ``program`` for the board, as the user whose keys and known_hosts this task uses."""
+    sudo = ["sudo"] if os.geteuid() == 0 and os.environ.get("SUDO_USER") else []
+    port = ["-p", str(access.port)] if access.port != 22 else []
+    return shlex.join([*sudo, program, *port, f"{access.user}@{access.host}"])
 
 
 def _quoted(path: Path) -> str:

@@ -219,7 +219,7 @@ def require_export(layout: Layout) -> Manifest:
             else "no folder",
             fix=f"run {caller.as_root('./inv export-nfsroot')}, which moves it to a folder that only root can enter"
             if bare
-            else "run ./inv export-nfsroot",
+            else f"run {caller.command('export-nfsroot')}",
         )
     if is_root:
         keep_private(layout)

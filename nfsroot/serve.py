@@ -17,6 +17,7 @@ import contextlib
 import glob
 import os
 import re
+import shlex
 import subprocess
 import tempfile
 import threading
@@ -322,12 +323,13 @@ def _what_to_type(server: NfsServer, subnet: str, architecture: str) -> list[str
     expected = "" if architecture == "armhf" else f" -a {architecture}"
     port = "" if server.port == 2049 else f" -o port={server.port}"
     versions = "NFSv3 and NFSv4" if server.nfsv3 else "NFSv4"
+    source = shlex.quote(server.source())
     return [
         f"serving {server.folders[0]} over {versions} on {server.address}:{server.port}, to {subnet}; stop with Ctrl-C",
         "on the board, as root:",
-        f"    enter-nfsroot{expected}{port} {server.source()}",
+        f"    enter-nfsroot{expected}{port} {source}",
         "or, without the helper:",
-        f"    mount -t nfs -o nolock,vers=4.1{port.replace(' -o ', ',')} {server.source()} /mnt && chroot /mnt",
+        f"    mount -t nfs -o nolock,vers=4.1{port.replace(' -o ', ',')} {source} /mnt && chroot /mnt",
     ]
 
 

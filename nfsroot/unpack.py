@@ -33,7 +33,7 @@ import urllib3.exceptions
 from docker.models.images import Image
 
 from engine.connect import ENGINE_ERRORS, engine_lost
-from toolchain import process, progress
+from toolchain import caller, process, progress
 from toolchain.architecture import Architecture
 from toolchain.errors import ArtefactMissing, CommandFailed, PlatformMismatch
 from toolchain.files import remove, scratch_folder
@@ -84,7 +84,7 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
             f"image {reference} not found",
             expected=f"the image {reference} in the engine",
             found="no such image",
-            fix="run ./inv build-image",
+            fix=f"run {caller.command('build-image')}",
         ) from fault
     facts = image.attrs
     found = (facts.get("Architecture", ""), facts.get("Variant") or "")
@@ -94,7 +94,7 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
             f"the image {reference} is for another platform",
             expected=target.oci_platform,
             found="/".join(["linux", *[part for part in found if part]]),
-            fix="run ./inv build-image, or set image.architecture to the architecture of this image",
+            fix=f"run {caller.command('build-image')}, or set image.architecture to the architecture of this image",
         )
     return SourceImage(
         reference=reference,

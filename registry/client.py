@@ -44,6 +44,7 @@ from registry.trust import is_insecure
 from toolchain import progress
 from toolchain.config import Config, ImageConfig
 from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, RegistryFull, UserError
+from toolchain.text import one_line
 
 _ENGINE_LIMIT_S = 600.0
 _ROLE = "system"
@@ -281,7 +282,10 @@ def _engine(doing: str) -> Iterator[docker.DockerClient]:
     client = connect(timeout_s=_ENGINE_LIMIT_S)
     try:
         yield client
-    except (requests.ConnectionError, urllib3.exceptions.HTTPError) as fault:
+    # ENGINE_ERRORS would include the BrokenPipeError of a closed standard error.
+    except (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as fault:
+        if "no space left on device" in (text := one_line(str(fault))):
+            raise transfer.engine_full(text) from fault
         raise engine_lost(doing, fault) from fault
     finally:
         client.close()

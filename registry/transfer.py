@@ -227,12 +227,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
             fix="pass another --tag, or push an image for this platform first",
         )
     if has("no space left on device") and has("write /", "mkdir /", "failed to register layer", "/var/lib/docker"):
-        return DiskFull(
-            "the engine's disk is full",
-            expected="space for the image's layers",
-            found=found,
-            fix="run docker system prune, or free some space in the engine's data folder (docker info prints its path)",
-        )
+        return engine_full(found)
     if has("no space left", "insufficient storage", "disk full", "quota", "upper limit", "exceeds the limit"):
         return full(reference, found)
     if has("unauthorized", "no basic auth credentials", "authentication required"):
@@ -275,6 +270,16 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
         expected="a transfer without errors",
         found=found,
         fix="check the logs of the registry and the engine",
+    )
+
+
+def engine_full(found: str) -> DiskFull:
+    """Return the error for an engine without space on its disk."""
+    return DiskFull(
+        "the engine's disk is full",
+        expected="space for the image's layers",
+        found=found,
+        fix="run docker system prune, or free some space in the engine's data folder (docker info prints its path)",
     )
 
 

@@ -39,7 +39,7 @@ from nfsroot.export import left_out_warnings, origin_of, write_sbom
 from nfsroot.tree import TreeHash, follow, inside
 from sdcard import bmap, first_boot
 from sdcard.tools import Tools
-from toolchain import checkout, fake_root, files, process, progress
+from toolchain import caller, checkout, fake_root, files, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, InUse
 from toolchain.manifest import Artefact, Manifest
@@ -260,7 +260,7 @@ def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Pa
             "a board cannot boot from a card with this image",
             expected="a kernel, device trees, the firmware and cloud-init",
             found=f"an image without {'; '.join(missing)}",
-            fix="set image.card: true in invoke.yaml and run ./inv build-image",
+            fix=f"set image.card: true in invoke.yaml and run {caller.command('build-image')}",
         )
     script = "boot=local " if parts.initramfs else ""
     root = f"root=PARTUUID={number_of(seed, 'disk')}-02 rootfstype=ext4 rw rootwait"

@@ -2,7 +2,8 @@
 
 ``./inv`` changes to the checkout before it starts a task, and passes the caller's folder in ``PITORCH_CALLER_CWD``:
 paths on the command line are relative to that folder. The module also stores the command line and the names of the
-environment variables that are set. Error messages use them to show how to repeat the command as root.
+environment variables that are set. Error messages use them to show how to repeat the command as root, or how to run
+another task for the same architecture.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _COUNT = re.compile(
 
 _typed: list[str] = []
 _set: list[str] = []
+_architecture: list[str] = []
 
 
 def folder() -> Path:
@@ -56,6 +58,16 @@ def remember(words: Sequence[str], variables: Iterable[str]) -> None:
     """Store the arguments of ``./inv`` and the names of the variables that were set."""
     _typed[:] = words
     _set[:] = sorted(name for name in variables if _COUNT.fullmatch(name))
+
+
+def remember_architecture(given: str) -> None:
+    """Store the value of the running task's option ``--architecture``; empty if the option was not given."""
+    _architecture[:] = [given] if given else []
+
+
+def command(task: str) -> str:
+    """Return the command that runs another task for the same architecture as the running task."""
+    return " ".join(["./inv", task, *(f"--architecture={given}" for given in _architecture)])
 
 
 def as_root(task: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from toolchain import caller
 from toolchain.errors import ArtefactDamaged, ArtefactMissing
 from toolchain.files import sha256_of, write_text_atomically
 
@@ -130,7 +131,7 @@ def require(path: Path, task: str) -> Manifest:
             f"the output of `./inv {task}` is required",
             expected=f"its manifest at {path}",
             found="no readable manifest",
-            fix=f"run ./inv {task}",
+            fix=f"run {caller.command(task)}",
         )
     return manifest
 

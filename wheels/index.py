@@ -245,25 +245,28 @@ def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0
         thread.join()
 
 
-def instructions(url: str, names: Sequence[str]) -> list[str]:
-    """Return the list of wheels, and the commands that install them on a board, as lines of text.
+def instructions(url: str, names: Sequence[str], example: str) -> list[str]:
+    """Return the list of wheels, and the commands that install ``example``, one of the wheels, on a board.
 
-    pip searches all its indices and selects the newest version. If the default index has a newer version only as
-    source, pip would therefore compile that version on the board. With ``--prefer-binary``, pip selects a wheel, even
-    of an older version, if the requirement permits.
+    pip searches all its indices and selects the newest version, so the commands state the version of the wheel. If the
+    default index has a newer version of a dependency only as source, pip would compile it on the board. With
+    ``--prefer-binary``, pip selects a wheel, even of an older version, if the requirement permits.
     """
     host = url.split("/")[2].rpartition(":")[0]
-    package = "torch" if any(name.startswith("torch-") for name in names) else names[0].partition("-")[0]
+    project, version, *_ = parse_wheel_filename(example)
     only_this_index = f"--index-url {url} --trusted-host {host}"
     return [
         f"serving {len(names)} wheel{'s' if len(names) > 1 else ''} at {url}; press Ctrl-C to stop",
         *(f"    {name}" for name in names),
         "on the board, to install from this index only (dependencies come from apt):",
         "    python3 -m venv --system-site-packages --without-pip ~/venv",
-        # pip would regard the requirement as satisfied by the torch in our image.
-        f"    ~/venv/bin/python -m pip install {only_this_index} --no-deps --ignore-installed {package}",
+        # The board's pip.conf may name a second index: that of Raspberry Pi OS does. Without --ignore-installed, pip
+        # would regard the requirement as satisfied by the torch in our image.
+        f"    PIP_CONFIG_FILE=/dev/null ~/venv/bin/python -m pip install {only_this_index} "
+        f"--no-deps --ignore-installed {project}=={version}",
         "or with dependencies from the board's default index, preferring wheels to newer source:",
-        f"    ~/venv/bin/python -m pip install --extra-index-url {url} --trusted-host {host} --prefer-binary {package}",
+        f"    ~/venv/bin/python -m pip install --extra-index-url {url} --trusted-host {host} "
+        f"--prefer-binary {project}=={version}",
     ]
 
 

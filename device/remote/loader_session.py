@@ -8,6 +8,7 @@ that misses the host's deadline is considered lost.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -94,7 +95,7 @@ BIONIC = SOURCE / "bionic.txt"
 
 
 def build_loader(config: Config, target: Target) -> Path:
-    """Compile the loader for a target, unless its source and options are unchanged.
+    """Compile the loader for a target, unless its source, options and compiler are unchanged.
 
     Raises ProgramMissing, CommandFailed.
     """
@@ -153,13 +154,20 @@ def _built(config: Config, target: Target, name: str, options: Sequence[str], li
 
 
 def _path(config: Config, target: Target, name: str, options: Sequence[str]) -> Path:
-    inputs = " ".join((files.tree_fingerprint(SOURCE, "*.cpp", "*.h", "*.hpp", BIONIC.name), *options))
+    compiler = _compiler(config, target)
+    sources = files.tree_fingerprint(SOURCE, "*.cpp", "*.h", "*.hpp", BIONIC.name)
+    inputs = " ".join((sources, *options, str(compiler), _version(compiler)))
     key = hashlib.sha256(inputs.encode()).hexdigest()[:12]
     return config.build_root / "remote" / f"{name}-{target.architecture.debian}-{key}"
 
 
 def _compiler(config: Config, target: Target) -> Path:
     return process.require_program(target.linker(config.remote.linker), f"to compile for {target.title}")
+
+
+@functools.cache
+def _version(compiler: Path) -> str:
+    return process.output_of([compiler, "--version"]).partition("\n")[0]
 
 
 class LoaderSession:

@@ -807,7 +807,8 @@ def test_pip_on_the_target_installs_from_serve_wheels(
     monkeypatch.setattr(progress, "say", printed.append)
     wheel = make_wheel(tmp_path / "house", {"greeting.py": GREETING}, name="greeting", tag="py3-none-any", purelib=True)
     with running_index(Offer(own_wheelhouse)) as url:
-        make_venv, install = [line.strip() for line in instructions(url, [wheel.name]) if "~/venv" in line][:2]
+        lines = instructions(url, [wheel.name], wheel.name)
+        make_venv, install = [line.strip() for line in lines if "~/venv" in line][:2]
         seen = run_in(
             client,
             own_wheelhouse.image_reference("system"),

@@ -125,6 +125,15 @@ def test_an_invalid_argument_lists_the_valid_ones(words: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("option", "fix"), [("", ""), ("-a=arm64", " --architecture=arm64")])
+def test_suggested_task_has_the_same_architecture(tmp_path: Path, option: str, fix: str) -> None:
+    device = tmp_path / "card"
+    device.touch()
+    done = run("write-card", f"--device={device}", *filter(None, [option]), INVOKE_BUILD_FOLDER=str(tmp_path / "build"))
+    assert done.returncode == 25, done.stderr
+    assert done.stderr.rstrip().endswith(f"fix:      run ./inv sd-image{fix}")
+
+
 def test_the_option_architecture_is_for_its_own_task_only(tmp_path: Path) -> None:
     done = run_with(
         ("build-image", "--plan", "--architecture=arm64", "test-on-pi", "--qemu"),

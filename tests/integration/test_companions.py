@@ -264,6 +264,7 @@ CLASSIFY = """
 import sys, torch, torchvision
 sys.path.insert(0, "/usr/src/examples")
 import classify
+torch.backends.quantized.engine = "none"  # as on arm64, the default engine is not the one that the example requires
 torch.manual_seed(1)
 torch.save(torchvision.models.mobilenet_v2().state_dict(), "weights.pth")
 torchvision.io.write_jpeg(torch.full((3, 300, 400), 90, dtype=torch.uint8), "picture.jpg")

@@ -193,6 +193,25 @@ def test_changed_host_key_is_an_untrusted_board() -> None:
     assert access.diagnose(pinned, "ssh: connect to host pi port 22: Connection refused") is None
 
 
+@pytest.mark.parametrize(
+    ("user", "port", "before", "after"),
+    [("", 22, "", "pi@pi"), ("", 2222, "", "-p 2222 pi@pi"), ("alice", 2222, "sudo ", "-p 2222 pi@pi")],
+)
+def test_ssh_commands_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch, user: str, port: int, before: str, after: str
+) -> None:
+    """Under sudo, ssh uses the keys and known_hosts of root."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("SUDO_USER", user)
+    own = access.SshAccess(host="pi", user="pi", port=port)
+    unknown = access.diagnose(own, "No ED25519 host key is known for pi and you have requested strict checking.")
+    denied = access.diagnose(own, "pi@pi: Permission denied (publickey).")
+    assert unknown is not None
+    assert unknown.fix.startswith(f"run {before}ssh {after}, and accept")
+    assert denied is not None
+    assert denied.fix == f"run {before}ssh-copy-id {after}"
+
+
 def test_ssh_options_pin_the_key_and_disable_prompts() -> None:
     words = access.SshAccess(host="pi", known_hosts=Path("/a b/known"), key=Path("/k")).options()
     assert "StrictHostKeyChecking=yes" in words

@@ -409,7 +409,7 @@ def test_the_boards_pip_installs_torch_from_serve_wheels(board: Board) -> None:
         "hashlib.sha256((home / 'lib/libtorch_cpu.so').read_bytes()).hexdigest())"
     )
     with running_index(offer) as url:
-        lines = instructions(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()))
+        lines = instructions(url.replace("127.0.0.1", qemu.HOST_SEEN_FROM_GUEST), sorted(offer()), wheel.name)
         typed = [line.strip() for line in lines if "~/venv" in line][:2]
         assert len(typed) == 2
         try:

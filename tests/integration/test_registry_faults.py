@@ -254,6 +254,41 @@ def test_full_disk_of_the_engine_is_reported(
     assert "docker system prune" in caught.value.fix
 
 
+def test_full_disk_of_the_engine_is_reported_for_a_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        local_registry.serve(Settings(folder=tmp_path / "r")) as running,
+        small_disk(tmp_path / "disk", "6m") as disk,
+        second_engine(disk) as daemon,
+    ):
+        monkeypatch.setenv("DOCKER_HOST", daemon.host)
+        config = config_for(tmp_path, running.address)
+        with engine_client() as other, image(other, config.image_reference("system")):
+            with (disk / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
+                while fill.write(bytes(4 * KIB)):
+                    pass
+            with pytest.raises(DiskFull) as caught:
+                push(config)
+            (disk / "fill").unlink()
+    assert "docker system prune" in caught.value.fix
+
+
+def test_hanging_engine_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(pid: int) -> None:
+        with registry._engine("pulled the image") as client:
+            os.kill(pid, signal.SIGSTOP)
+            client.api.timeout = 1
+            client.api.images()
+
+    with second_engine(tmp_path) as daemon:
+        monkeypatch.setenv("DOCKER_HOST", daemon.host)
+        pid = json.loads(daemon.state.read_text())["pid"]
+        try:
+            with pytest.raises(EngineUnavailable, match="stopped responding while it pulled the image"):
+                hang(pid)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
 # --- full and killed registries ------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -311,6 +312,15 @@ def test_signals_stop_the_server(exported: Config, number: signal.Signals) -> No
     assert output.strip() == "ended"
     assert child.returncode == 0
     assert gone(server)
+
+
+def test_commands_for_the_board_quote_the_tree() -> None:
+    server = serve.NfsServer(
+        address="192.168.77.1", port=2049, nfsv3=False, folders=(Path("/srv/my pi"),), log=Path("log"), pid=1
+    )
+    lines = serve._what_to_type(server, "192.168.77.0/24", "armhf")
+    for command in (lines[2], lines[4]):
+        assert "192.168.77.1:/srv/my pi" in shlex.split(command)
 
 
 @marked()

@@ -103,6 +103,14 @@ def test_root_command_repeats_arguments_and_settings(monkeypatch: pytest.MonkeyP
     assert "secret" not in line
 
 
+def test_other_tasks_are_run_for_the_same_architecture() -> None:
+    assert caller.command("sd-image") == "./inv sd-image"
+    caller.remember_architecture("arm64")
+    assert caller.command("sd-image") == "./inv sd-image --architecture=arm64"
+    caller.remember_architecture("")
+    assert caller.command("sd-image") == "./inv sd-image"
+
+
 def test_script_is_named_relative_to_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: None
 ) -> None:

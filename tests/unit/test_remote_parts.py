@@ -9,7 +9,18 @@ import numpy
 import pytest
 from remote_kernels import RIGHT, write
 
-from device.remote import comparing, compiling, environment, faults, opencl, phone, profiling, reporting, targets
+from device.remote import (
+    comparing,
+    compiling,
+    environment,
+    faults,
+    loader_session,
+    opencl,
+    phone,
+    profiling,
+    reporting,
+    targets,
+)
 from device.remote.address import Address, parse, resolve
 from device.remote.loader_session import Timing
 from recipes.tvm_server import build as tvm_server
@@ -104,6 +115,25 @@ def test_targets_use_the_table_of_architectures() -> None:
     with pytest.raises(UserError) as caught:
         targets.load("arm7")
     assert caught.value.fix == "pass --target armv7"
+
+
+def test_other_compilers_build_other_loaders(tmp_path: Path) -> None:
+    def loader_of(folder: str, version: str) -> Path:
+        loader_session._version.cache_clear()
+        compiler = tmp_path / folder / "g++"
+        compiler.parent.mkdir(exist_ok=True)
+        compiler.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && echo "g++ {version}" && exit\n'
+            'while [ "$1" != -o ]; do shift; done; touch "$2"\n'
+        )
+        compiler.chmod(0o755)
+        config = load_config({"build": {"folder": str(tmp_path / "build")}, "remote": {"linker": str(compiler)}})
+        return loader_session.build_loader(config, targets.load("armv7"))
+
+    first = loader_of("a", "12.2.0")
+    assert loader_of("a", "12.2.0") == first
+    others = {loader_of("a", "14.2.0"), loader_of("b", "12.2.0")}
+    assert len(others - {first}) == 2
 
 
 def test_first_difference_is_found_in_memory_order() -> None:
