@@ -284,6 +284,16 @@ def test_out_of_other_dtype_or_shape_behaves_as_in_torch() -> None:
         a + torch.ones(3, device="qpu")
     with pytest.raises(RuntimeError, match=r"shapes|mat1|size"):
         torch.ones(2, 3, device="qpu") @ torch.ones(2, 3, device="qpu")
+    joined = torch.empty(0, device="qpu")
+    assert torch.cat([a, a], out=joined) is joined
+    assert joined.tolist() == [1, 2, 1, 2]
+    ones = torch.empty(0, device="qpu")
+    assert torch.pow(a, 0, out=ones) is ones
+    assert ones.tolist() == [1, 1]
+    rows, one_row = a.view(1, 2), torch.empty(3, device="qpu")
+    with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+        torch.cat([rows, rows], 1, out=one_row)
+    assert one_row.tolist() == [[1, 2, 1, 2]]
     overlapping = torch.ones(4, device="qpu")
     with pytest.raises(RuntimeError, match=r"overlap|single memory"):
         torch.add(overlapping[:3], 1, out=overlapping[1:])

@@ -7,6 +7,7 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/native/Resize.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
@@ -280,6 +281,7 @@ bool power(Call& call) {
                                   : exponent == 1   ? &kSame
                                                     : nullptr;
   if (exponent == 0 && usable(call.tensor(0))) {
+    at::native::resize_output(call.out(), call.tensor(0).sizes());
     call.out().fill_(1);
     return true;
   }
