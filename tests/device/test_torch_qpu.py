@@ -352,6 +352,23 @@ def test_anomaly_mode_checks_operands() -> None:
     assert (a * 0).tolist() == [0, 0]
 
 
+def test_overlapping_views_are_rejected_as_on_the_cpu() -> None:
+    a = torch.arange(12.0, device="qpu")
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: a[1:].copy_(a[:-1]),
+        lambda: torch.cat([a[4:], a[:4]], out=a),
+        lambda: torch.cat([a[:4], a[4:]], out=a),
+        lambda: torch._foreach_add_([a[1:]], [a[:-1]]),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            call()
+    a[1:].copy_(a[1:])
+    assert a.tolist() == list(range(12))
+    torch._foreach_add_([a[1:]], [a[1:]])
+    assert a.tolist() == list(range(0, 24, 2))
+
+
 def test_operators_reject_mixed_devices() -> None:
     with pytest.raises(RuntimeError, match="same device"):
         nn.Conv2d(1, 1, 2)(torch.ones(1, 1, 3, 3, device="qpu"))

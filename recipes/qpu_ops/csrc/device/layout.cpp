@@ -2,6 +2,7 @@
 #include "operators.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
@@ -43,6 +44,7 @@ bool cat(Call& call) {
   at::native::resize_output(out, sizes);
   if (!out.is_contiguous()) return false;
   if (out.numel() == 0) return true;
+  for (const Tensor& t : parts) at::assert_no_overlap(out, t);
   const auto elements_after = [dim](const Tensor& t) {
     std::int64_t n = 1;
     for (std::int64_t d = dim + 1; d < t.dim(); ++d) n *= t.size(d);
