@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "batches.h"
+#include "rows.h"
 
 namespace torch_qpu {
 
@@ -565,7 +566,12 @@ bool all_of(const std::vector<bool>& v) {
   return std::all_of(v.begin(), v.end(), [](bool b) { return b; });
 }
 
-// Computes sums over some dimensions as the product of a matrix and a vector of ones.
+// The errors of matvec() grow with the length of the rows. Up to this length, they are within the
+// documented bound.
+constexpr std::int64_t kLongRow = 8192;
+
+// Computes sums over some dimensions. Sums of short rows are the product of a matrix and a vector
+// of ones.
 void sum_over(const Tensor& t, const std::vector<bool>& vanish, const Tensor& out) {
   std::vector<std::int64_t> order, kept_sizes;
   std::int64_t rows = 1, columns = 1;
@@ -580,7 +586,20 @@ void sum_over(const Tensor& t, const std::vector<bool>& vanish, const Tensor& ou
   const Tensor table = t.permute(order).reshape({rows, columns});
   const Tensor from = is_matrix(table) ? table : dense(table);
   const Tensor sums = at::empty({rows}, t.options());
-  product_with_vector(sums, from, at::ones({columns}, t.options()));
+  const kernels::Matrix m = matrix(from);
+  const auto kept = static_cast<int>(rows), length = static_cast<int>(columns);
+  if (m.columnStride != 1)
+    launch("sum", from.numel() * sizeof(float), [&] {
+      learning::sum_columns(sums.mutable_data_ptr<float>(), from.const_data_ptr<float>(), length,
+                            kept, m.columnStride, m.rowStride, qpu_count);
+    });
+  else if (columns > kLongRow)
+    launch("sum", from.numel() * sizeof(float), [&] {
+      learning::sum_long_rows(sums.mutable_data_ptr<float>(), from.const_data_ptr<float>(), kept,
+                              length, m.rowStride, qpu_count);
+    });
+  else
+    product_with_vector(sums, from, at::ones({columns}, t.options()));
   out.copy_(sums.view(kept_sizes).view(out.sizes()));
 }
 
