@@ -315,6 +315,13 @@ def test_errors_of_sums_do_not_grow_with_the_length(shape: tuple[int, ...], dims
     assert torch_qpu.fallbacks() == {}
 
 
+@pytest.mark.parametrize("value", [1e-17, 1e-18, 1e-20])
+def test_norm_of_tiny_elements_is_not_lost(value: float) -> None:
+    a = torch.full((100,), value)
+    a[0] = 10 * value
+    torch.testing.assert_close(a.to("qpu").norm().cpu(), a.double().norm().float(), rtol=1e-4, atol=0)
+
+
 def test_gradcheck_where_float32_allows() -> None:
     def check(function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> None:
         torch.manual_seed(0)
