@@ -81,6 +81,9 @@ void run(const Elementwise& what, const std::vector<Operand>& in, float* out, st
   });
 }
 
+// Returns the number in a CPU scalar, which can exceed the range of float32.
+float number_in(const Tensor& t) { return static_cast<float>(t.item<double>()); }
+
 // Returns true for a CPU scalar that is used together with tensors on the device.
 bool is_number(const Tensor& t) {
   return t.defined() && t.device().is_cpu() && t.dim() == 0 && !t.is_complex();
@@ -98,7 +101,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
       any = true;
       any_shape = any_shape || t.dim() > 0;
     } else if (is_number(t)) {
-      if (!std::isfinite(t.item<float>())) return false;
+      if (!std::isfinite(number_in(t))) return false;
       plain_numbers = plain_numbers && t.unsafeGetTensorImpl()->is_wrapped_number();
     } else {
       return false;
@@ -131,7 +134,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
     const Tensor& t = inputs[i];
     const int place = static_cast<int>(i) + 1;
     if (is_number(t)) {
-      operands.push_back({nullptr, t.item<float>()});
+      operands.push_back({nullptr, number_in(t)});
     } else if (t.numel() == 1 && n > 1 && (any_array || i + 1 < inputs.size())) {
       const float number = *t.const_data_ptr<float>();
       if (!std::isfinite(number)) return false;
@@ -151,7 +154,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
     target = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
     for (const Tensor& t : inputs) {
       if (is_number(t)) {
-        operands.push_back({nullptr, t.item<float>()});
+        operands.push_back({nullptr, number_in(t)});
         continue;
       }
       kept.push_back(dense(t.expand(out.sizes())));
