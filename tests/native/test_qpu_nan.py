@@ -340,6 +340,19 @@ def test_fused_kernels_contain_only_finite_numbers(number: float) -> None:
     assert same(compiled(a.to("qpu")), function(a.to("qpu")).cpu())
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_compiled_gelu_keeps_nan_and_has_no_fallbacks(approximate: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(x, approximate=approximate)
+
+    compiled = torch.compile(function, backend=fusion.compile_graph, dynamic=False)
+    a = torch.tensor([NAN, -NAN, 1.0, -2.0, 0.0])
+    torch_qpu.reset_counters()
+    assert same(compiled(a.to("qpu")), function(a))
+    assert same(gradient_of_nan(compiled)(a[2:].to("qpu")), gradient_of_nan(function)(a[2:]))
+    assert torch_qpu.fallbacks() == {}
+
+
 def test_nan_in_a_batch_reaches_running_statistics() -> None:
     states = []
     for device in ("cpu", "qpu"):

@@ -273,6 +273,6 @@ def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callab
     def compile_one(graph: GraphModule, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
         return make_boxed_func(unless_checked(graph))  # type: ignore[no-any-return]
 
-    decompositions = get_decompositions([aten.silu_backward, aten.gelu, aten.gelu_backward, aten.softplus])
+    decompositions = get_decompositions([aten.silu_backward, aten.softplus])
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compile_one, decompositions=decompositions)(module, inputs)
     return compiled
