@@ -238,6 +238,7 @@ EXACT: dict[str, Callable[..., torch.Tensor]] = {
     "dot": lambda a, b: torch.dot(a[0], b[0]),
     "sum": lambda a, b: (a + b).sum(),
     "sum of columns": lambda a, _: a.sum(0),
+    "sum of other columns": lambda a, _: a[:, ::2].t().sum(1),
     "sum of rows": lambda a, _: a.sum(1, keepdim=True),
     "max": lambda a, _: a.max(),
     "argmax": lambda a, _: a.argmax(),
@@ -350,6 +351,23 @@ def test_anomaly_mode_checks_operands() -> None:
     with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
         assert torch.isnan(a * 0)[0]
     assert (a * 0).tolist() == [0, 0]
+
+
+def test_overlapping_views_are_rejected_as_on_the_cpu() -> None:
+    a = torch.arange(12.0, device="qpu")
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: a[1:].copy_(a[:-1]),
+        lambda: torch.cat([a[4:], a[:4]], out=a),
+        lambda: torch.cat([a[:4], a[4:]], out=a),
+        lambda: torch._foreach_add_([a[1:]], [a[:-1]]),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            call()
+    a[1:].copy_(a[1:])
+    assert a.tolist() == list(range(12))
+    torch._foreach_add_([a[1:]], [a[1:]])
+    assert a.tolist() == list(range(0, 24, 2))
 
 
 def test_operators_reject_mixed_devices() -> None:

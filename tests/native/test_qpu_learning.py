@@ -271,6 +271,8 @@ def test_results_do_not_depend_on_the_number_of_qpus(count: int) -> None:
     torch_qpu.set_qpus(count)
     try:
         assert_same(lambda a: functional.max_pool2d(a, 3, 2, 1), whole(2, 7, 9, 9))
+        assert_same(lambda a: a.sum(0), whole(50, 20))
+        assert_same(lambda a: a.sum(1), whole(2, 9000))
         assert_same(lambda a, w: functional.conv2d(a, w, padding=1), whole(2, 2, 6, 6), whole(3, 2, 3, 3))
         x, y = torch.randn(40, 7).to("qpu"), torch.randint(0, 7, (40,)).to("qpu")
         found = functional.cross_entropy(x, y)

@@ -317,6 +317,42 @@ def test_non_finite_scalars_are_computed_on_the_qpus(number: float) -> None:
     assert same(a.to("qpu") * one.to("qpu"), a * one)
 
 
+@pytest.mark.parametrize("number", [1e39, -1e300])
+def test_numbers_beyond_float32_match_the_cpu(number: float) -> None:
+    a = torch.tensor([-1.0, 0.0, 2.0])
+    functions: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+        lambda x: x * number,
+        lambda x: x + number,
+        lambda x: x - torch.tensor(number, dtype=torch.float64),
+        lambda x: torch.maximum(x, torch.tensor(number, dtype=torch.float64)),
+    )
+    for function in functions:
+        assert same(function(a.to("qpu")), function(a))
+
+
+@pytest.mark.parametrize("number", [NAN, INF, -INF, 1e39])
+def test_fused_kernels_contain_only_finite_numbers(number: float) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * number + 1)
+
+    a = torch.tensor([-1.0, 0.0, 2.0])
+    compiled = torch.compile(function, backend=fusion.compile_graph, dynamic=False)
+    assert same(compiled(a.to("qpu")), function(a.to("qpu")).cpu())
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_compiled_gelu_keeps_nan_and_has_no_fallbacks(approximate: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(x, approximate=approximate)
+
+    compiled = torch.compile(function, backend=fusion.compile_graph, dynamic=False)
+    a = torch.tensor([NAN, -NAN, 1.0, -2.0, 0.0])
+    torch_qpu.reset_counters()
+    assert same(compiled(a.to("qpu")), function(a))
+    assert same(gradient_of_nan(compiled)(a[2:].to("qpu")), gradient_of_nan(function)(a[2:]))
+    assert torch_qpu.fallbacks() == {}
+
+
 def test_nan_in_a_batch_reaches_running_statistics() -> None:
     states = []
     for device in ("cpu", "qpu"):

@@ -239,7 +239,8 @@ def test_gradients_match_the_cpu(name: str) -> None:
 EDGES: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
     "elementwise": (lambda a: a * 2 + a, [(0,), (0, 3), (), (1,), (15,), (16,), (17,), (63,), (64,), (65,), (129,)]),
     "sum": (lambda a: a.sum(), [(0,), (), (1,), (1000,)]),
-    "sum of rows": (lambda a: a.sum(-1), [(0,), (3, 0), (0, 3), (2, 3, 4), (1, 1)]),
+    "sum of rows": (lambda a: a.sum(-1), [(0,), (3, 0), (0, 3), (2, 3, 4), (1, 1), (1, 8193), (13, 9000)]),
+    "sum of columns": (lambda a: a.sum(0), [(0, 3), (3, 0), (1, 1), (13, 1), (2, 17), (25, 16), (5, 2, 200)]),
     "softmax": (lambda a: a.softmax(0), [(0,), (), (1,), (5, 0), (65, 2), (2, 65)]),
     "mm": (lambda a: a @ a.mT, [(0, 0), (0, 3), (3, 0), (1, 1), (17, 33)]),
     "max": (lambda a: a.max(), [(), (1,), (100,)]),
@@ -284,9 +285,41 @@ def test_out_of_other_dtype_or_shape_behaves_as_in_torch() -> None:
         a + torch.ones(3, device="qpu")
     with pytest.raises(RuntimeError, match=r"shapes|mat1|size"):
         torch.ones(2, 3, device="qpu") @ torch.ones(2, 3, device="qpu")
+    joined = torch.empty(0, device="qpu")
+    assert torch.cat([a, a], out=joined) is joined
+    assert joined.tolist() == [1, 2, 1, 2]
+    ones = torch.empty(0, device="qpu")
+    assert torch.pow(a, 0, out=ones) is ones
+    assert ones.tolist() == [1, 1]
+    rows, one_row = a.view(1, 2), torch.empty(3, device="qpu")
+    with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+        torch.cat([rows, rows], 1, out=one_row)
+    assert one_row.tolist() == [[1, 2, 1, 2]]
     overlapping = torch.ones(4, device="qpu")
     with pytest.raises(RuntimeError, match=r"overlap|single memory"):
         torch.add(overlapping[:3], 1, out=overlapping[1:])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((10000, 8), 0), ((100000, 2), 0), ((4, 100000), 1), ((500, 3, 70), (0, 1)), ((2, 3, 9000), (0, 2))],
+    ids=str,
+)
+def test_errors_of_sums_do_not_grow_with_the_length(shape: tuple[int, ...], dims: int | tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    a = torch.rand(shape)
+    there = a.to("qpu")
+    torch_qpu.reset_counters()
+    for found, expected in ((there.sum(dims), a.double().sum(dims)), (there.mean(dims), a.double().mean(dims))):
+        assert torch.all((found.cpu().double() - expected).abs() <= 8 * ULP * expected)
+    assert torch_qpu.fallbacks() == {}
+
+
+@pytest.mark.parametrize("value", [1e-17, 1e-18, 1e-20])
+def test_norm_of_tiny_elements_is_not_lost(value: float) -> None:
+    a = torch.full((100,), value)
+    a[0] = 10 * value
+    torch.testing.assert_close(a.to("qpu").norm().cpu(), a.double().norm().float(), rtol=1e-4, atol=0)
 
 
 def test_gradcheck_where_float32_allows() -> None:

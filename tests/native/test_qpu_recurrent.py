@@ -172,6 +172,15 @@ def test_nan_in_a_gate_reaches_the_result() -> None:
             assert hy.isfinite().sum() == 5
 
 
+def test_nan_in_the_state_that_a_cell_keeps_stays_nan() -> None:
+    x, state, broken = torch.randn(2, 3), torch.randn(2, 4), torch.randn(2, 4)
+    broken[0, 1] = float("nan")
+    lstm, gru = nn.LSTMCell(3, 4).to("qpu"), nn.GRUCell(3, 4).to("qpu")
+    for result in lstm(x.to("qpu"), (state.to("qpu"), broken.to("qpu"))):
+        assert torch.equal(result.cpu().isnan(), broken.isnan())
+    assert torch.equal(gru(x.to("qpu"), broken.to("qpu")).cpu().isnan(), broken.isnan())
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU], ids=["lstm", "gru"])
 def test_sequence_classifier_learns_as_on_the_cpu(kind: type[nn.Module]) -> None:
     """The network learns which half of a sequence has the larger sum."""

@@ -4,6 +4,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/TensorFactories.h>
@@ -321,6 +322,7 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
   if (self.is_same(source) || self.numel() == 0) return self;
   require_mutable(self);
   if (source._is_zerotensor()) return self.zero_();
+  at::assert_no_partial_overlap(self, source);
   const Span span(Kind::copy,
                   on_device(self) ? on_device(source) ? "qpu to qpu" : "cpu to qpu" : "qpu to cpu",
                   self.nbytes());

@@ -22,6 +22,7 @@ namespace torch_qpu::learning {
 using qpu::kernels::burst;
 using qpu::kernels::finishBursts;
 using qpu::kernels::firstVpmRow;
+using qpu::kernels::kInFlight;
 using qpu::kernels::kShort;
 using qpu::kernels::overPlanes;
 using qpu::kernels::Pointers;

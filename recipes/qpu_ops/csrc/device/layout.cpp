@@ -2,7 +2,9 @@
 #include "operators.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/native/Resize.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
@@ -28,16 +30,21 @@ bool cat(Call& call) {
     if (!usable(t)) return false;
     parts.push_back(t);
   }
-  if (out.numel() == 0) return true;
-  const std::int64_t dim = at::maybe_wrap_dim(call[1].toInt(), out.dim());
-  std::int64_t width = 0;
+  if (parts.empty() || parts[0].dim() == 0) return false;
+  const std::int64_t dim = at::maybe_wrap_dim(call[1].toInt(), parts[0].dim());
+  std::vector<std::int64_t> sizes = parts[0].sizes().vec();
+  const auto width = static_cast<std::size_t>(dim);
+  sizes[width] = 0;
   for (const Tensor& t : parts) {
-    if (t.dim() != out.dim()) return false;
+    if (t.dim() != parts[0].dim()) return false;
     for (std::int64_t d = 0; d < t.dim(); ++d)
-      if (d != dim && t.size(d) != out.size(d)) return false;
-    width += t.size(dim);
+      if (d != dim && t.size(d) != parts[0].size(d)) return false;
+    sizes[width] += t.size(dim);
   }
-  if (!out.is_contiguous() || width != out.size(dim)) return false;
+  at::native::resize_output(out, sizes);
+  if (!out.is_contiguous()) return false;
+  if (out.numel() == 0) return true;
+  for (const Tensor& t : parts) at::assert_no_overlap(out, t);
   const auto elements_after = [dim](const Tensor& t) {
     std::int64_t n = 1;
     for (std::int64_t d = dim + 1; d < t.dim(); ++d) n *= t.size(d);

@@ -2,6 +2,7 @@
 // launch.
 #include "operators.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -29,7 +30,8 @@ struct Lists {
 
 // Returns true if kernels can process the elements in memory order. For this, all tensors must
 // have the same sizes and must be dense in the same order. Operands that are only read are copied
-// if they do not meet this condition.
+// if they do not meet this condition. Also returns false if an output overlaps an operand without
+// being the same view; the CPU then reports the error.
 bool make_alike(Lists& lists) {
   for (const Tensors& list : lists.arrays)
     if (list.size() != lists.size()) return false;
@@ -41,6 +43,9 @@ bool make_alike(Lists& lists) {
     for (std::size_t a = 0; a < lists.arrays.size(); ++a) {
       Tensor& t = lists.arrays[a][i];
       if (!usable(t) || t.sizes() != first.sizes()) return false;
+      for (const std::size_t w : lists.written)
+        if (at::get_overlap_status(lists.arrays[w][i], t) == at::MemOverlapStatus::Partial)
+          return false;
       if (t.strides() == first.strides() && t.is_non_overlapping_and_dense()) continue;
       if (is_written(a) || !first.is_contiguous()) return false;
       t = dense(t);

@@ -104,12 +104,14 @@ void layer_norm_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradi
     });
   End
 }
-// Computes sums over the rows in each part. out[part][0] is the sum of the gradient times the
-// normalised elements. out[part][1] is the sum of the gradient.
-void column_sums(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out,
-                 Ptr<Float> gradient, Ptr<Float> a, Ptr<Float> mean, Ptr<Float> spread) {
-  Int first = me() << 4, part = 0;
-  Int rounded = (columns + 15) & -16;
+
+// Distributes groups of 1 << Shift elements of each part among the QPUs. Calls body(part, first)
+// for each group.
+template <int Shift, typename Body>
+void over_parts(const Int& parts, const Int& elements, Body body) {
+  constexpr int group = 1 << Shift;
+  Int first = me() << Shift, part = 0;
+  Int rounded = (elements + (group - 1)) & -group;
   const auto settle = [&] {
     While (first >= rounded)
       first = first - rounded;
@@ -118,6 +120,17 @@ void column_sums(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out
   };
   settle();
   While (part < parts)
+    body(part, first);
+    first = first + (numQPUs() << Shift);
+    settle();
+  End
+}
+
+// Computes sums over the rows in each part. out[part][0] is the sum of the gradient times the
+// normalised elements. out[part][1] is the sum of the gradient.
+void column_sums(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out,
+                 Ptr<Float> gradient, Ptr<Float> a, Ptr<Float> mean, Ptr<Float> spread) {
+  over_parts<4>(parts, columns, [&](const Int& part, const Int& first) {
     Int column = min(first + index(), columns - 1);
     Int row = part * part_rows;
     Int end = min(row + part_rows, rows);
@@ -141,9 +154,52 @@ void column_sums(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out
     Int left = min(columns - first, 16);
     store(product.total - product.lost, to, left);
     store(sum.total - sum.lost, to + columns, left);
-    first = first + (numQPUs() << 4);
-    settle();
-  End
+  });
+}
+
+// Computes the sum of each column over the rows in each part. No part is empty.
+void total_columns(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out, Ptr<Float> a,
+                   Int row_stride, Int column_stride) {
+  constexpr int unrolled = 4;  // number of rows per iteration
+  over_parts<4>(parts, columns, [&](const Int& part, const Int& first) {
+    Int row = part * part_rows;
+    Int end = min(row + part_rows, rows);
+    Ptr<Float> next = a + (row * row_stride + min(first + index(), columns - 1) * column_stride);
+    Int requested = row;
+    // Rows beyond the end are replaced by the last row.
+    const auto request = [&] {
+      gather(next);
+      requested = requested + 1;
+      next = next + (row_stride & ((requested - end) >> 31));
+    };
+    for (int i = 0; i < kInFlight; ++i) request();
+    Sum sum;
+    While (row < end)
+      for (int i = 0; i < unrolled; ++i) {
+        Float x;
+        receive(x);
+        request();
+        sum.add(qpu::select(row + i < end, x, 0));
+      }
+      row = row + unrolled;
+    End
+    Float unused;
+    for (int i = 0; i < kInFlight; ++i) receive(unused);
+    store(sum.total - sum.lost, out + (part * columns + first), min(columns - first, 16));
+  });
+}
+
+// Computes the sum of each row over the columns in each part. No part is empty.
+void total_rows(Int parts, Int part_columns, Int rows, Int columns, Ptr<Float> out, Ptr<Float> a,
+                Int row_stride) {
+  over_parts<0>(parts, rows, [&](const Int& part, const Int& row) {
+    Int column = part * part_columns;
+    Pointers<1> from;
+    from[0] = a + (row * row_stride + column);
+    Float sum = sum_of_row<1>(min(part_columns, columns - column), from,
+                              [](const Vectors<1>& x) -> FloatExpr { return x[0]; });
+    store(sum, out + (part * rows + row), 1);
+  });
 }
 
 // Converts floats to integers that have the same order. NaN comes last.
@@ -191,11 +247,29 @@ void extreme_rows(Int rows, Int columns, Ptr<Float> values, Ptr<Int> places, Ptr
   End
 }
 
-// Returns the number of parts into which column_sums() divides the rows, so that all QPUs have
-// work.
-int parts_of(int rows, int columns) {
-  const int across = (columns + 15) / 16;
-  return std::min(rows, (kMaxQpus + across - 1) / across);
+// Returns the number of parts into which sums over `length` terms are divided, so that all QPUs
+// have work. There are `groups` groups of sums.
+int parts_of(int length, int groups) {
+  return std::min(length, (kMaxQpus + groups - 1) / groups);
+}
+
+// Calls sum(parts, size, out) with the number of parts and their size; `sum` computes `count` sums
+// for each part. Then adds the sums of the parts.
+template <typename Kernel>
+void sum_in_parts(float* to, int count, int length, int groups, Kernel sum) {
+  const int most = parts_of(length, groups);
+  const int size = (length + most - 1) / most;
+  const int parts = (length + size - 1) / size;
+  if (parts == 1) return sum(parts, size, at(to));
+  const Table<float> sums(static_cast<std::size_t>(parts) * static_cast<std::size_t>(count));
+  sum(parts, size, sums.place());
+  for (int i = 0; i < count; ++i) {
+    double total = 0;
+    for (int part = 0; part < parts; ++part)
+      total += sums.data()[static_cast<std::size_t>(part) * static_cast<std::size_t>(count) +
+                           static_cast<std::size_t>(i)];
+    to[i] = static_cast<float>(total);
+  }
 }
 
 }  // namespace
@@ -224,7 +298,7 @@ void layer_norm_backward(const LayerNormGradient& of, int qpus) {
   }
   if (of.of_weight == nullptr && of.of_bias == nullptr) return;
   static const auto kernel = compile(column_sums, "column-sums");
-  const int parts = parts_of(of.rows, of.columns);
+  const int parts = parts_of(of.rows, (of.columns + 15) / 16);
   const int part_rows = (of.rows + parts - 1) / parts;
   const auto columns = static_cast<std::size_t>(of.columns);
   const Table<float> sums(2 * static_cast<std::size_t>(parts) * columns);
@@ -241,6 +315,21 @@ void layer_norm_backward(const LayerNormGradient& of, int qpus) {
   };
   join(of.of_weight, 0);
   join(of.of_bias, 1);
+}
+
+void sum_columns(float* out, const float* a, int rows, int columns, int row_stride,
+                 int column_stride, int qpus) {
+  static const auto kernel = compile(total_columns, "sum-columns");
+  sum_in_parts(out, columns, rows, (columns + 15) / 16, [&](int parts, int size, const auto& to) {
+    run(kernel, qpus, parts, size, rows, columns, to, at(a), row_stride, column_stride);
+  });
+}
+
+void sum_long_rows(float* out, const float* a, int rows, int columns, int row_stride, int qpus) {
+  static const auto kernel = compile(total_rows, "sum-long-rows");
+  sum_in_parts(out, rows, columns, rows, [&](int parts, int size, const auto& to) {
+    run(kernel, qpus, parts, size, rows, columns, to, at(a), row_stride);
+  });
 }
 
 void extremes(float* values, int* columns_of, const float* a, int rows, int columns, bool least,

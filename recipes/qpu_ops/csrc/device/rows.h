@@ -1,5 +1,5 @@
-// Kernels that process the rows of a matrix: layer normalisation with its gradients, and the
-// greatest element of each row. This file does not depend on torch. The requirements in
+// Kernels that process the rows or columns of a matrix: layer normalisation with its gradients,
+// sums, and the greatest element of each row. This file does not depend on torch. The requirements in
 // learning.h apply.
 #ifndef TORCH_QPU_ROWS_H
 #define TORCH_QPU_ROWS_H
@@ -39,6 +39,15 @@ struct LayerNormGradient {
 // Returns the number of kernels that layer_norm_backward() launches for column sums.
 int kernels_of(const LayerNormGradient& of);
 void layer_norm_backward(const LayerNormGradient& of, int qpus);
+
+// Computes the sum of each column. Element (i, j) of the matrix is at a + i * row_stride + j *
+// column_stride. Rounding errors are corrected, so the error does not grow with the number of rows.
+// The matrix must not be empty. The strides must fit in 24 bits.
+void sum_columns(float* out, const float* a, int rows, int columns, int row_stride,
+                 int column_stride, int qpus);
+// Computes the sum of each row in the same way. The elements of a row are consecutive. matvec()
+// is faster for short rows.
+void sum_long_rows(float* out, const float* a, int rows, int columns, int row_stride, int qpus);
 
 // Finds the greatest element of each row, or the least if `least` is true, and its column. If
 // several elements are equal, the first one is returned. NaN is treated as greater (or less, if

@@ -30,6 +30,7 @@ from torch_qpu import _C
 
 MOST_ARRAYS, MOST_NUMBERS, MOST_OUTPUTS = 4, 6, 3
 """The limits of one kernel, which are the same as in chains.h."""
+LARGEST = torch.finfo(torch.float32).max
 
 aten = torch.ops.aten
 
@@ -183,6 +184,11 @@ def _is_contiguous(found: torch.Tensor) -> bool:
     return True
 
 
+def _is_fusible_number(value: Any) -> bool:
+    # The comparison rejects NaN too. The operators leave all these numbers to the CPU.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
 def _is_fusible(node: Node) -> bool:
     if node.op != "call_function" or node.target not in RULES or not _on_qpu(node):
         return False
@@ -192,7 +198,7 @@ def _is_fusible(node: Node) -> bool:
         if isinstance(argument, Node):
             if not _on_qpu(argument) and not _is_size(argument):
                 return False
-        elif isinstance(argument, bool) or not (argument is None or isinstance(argument, int | float)):
+        elif argument is not None and not _is_fusible_number(argument):
             return False
     return RULES[node.target] is not _power or node.args[1] in (2, 3)
 
@@ -267,6 +273,6 @@ def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callab
     def compile_one(graph: GraphModule, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
         return make_boxed_func(unless_checked(graph))  # type: ignore[no-any-return]
 
-    decompositions = get_decompositions([aten.silu_backward, aten.gelu, aten.gelu_backward, aten.softplus])
+    decompositions = get_decompositions([aten.silu_backward, aten.softplus])
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compile_one, decompositions=decompositions)(module, inputs)
     return compiled
