@@ -346,6 +346,36 @@ TEST_CASE("a V3D that cannot be recovered is not used again") {
   CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
 }
 
+TEST_CASE("a kernel that blocks the firmware is reported by name") {
+  FakeVcio pi;
+  const FakeTree tree;
+  pi.kernelLimitMs = 1000;
+  pi.runs = [&pi](const auto&) {
+    pi.ioctlError = ETIMEDOUT;  // the firmware does not reply while the program runs
+    return FakeVcio::Ends::Never;
+  };
+  auto device = Device::open(tree.host(pi));
+  auto memory = device->allocate(4096, "");
+  auto other = device->allocate(4096, "");
+  const auto go = [&] {
+    device->launch(Method::Mailbox, starts(*memory, 1), *memory, 2048, "long");
+  };
+  const std::string text = thrown<qpu::ExecutionError>(go);
+  CHECK_MESSAGE(contains(text, "kernel 'long' did not finish within 1000 ms"), text);
+  CHECK_MESSAGE(contains(text, "reboot"), text);
+  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
+  // The program may still write to memory that its owner has freed.
+  pi.ioctlError = 0;
+  other.reset();
+  CHECK(pi.allocations() == 2);
+  memory.reset();
+  device.reset();
+  CHECK(pi.enabled() == 0);
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.complaints().empty());
+  CHECK(qpu::runtime::readState(tree.state()).empty());
+}
+
 TEST_CASE("queue overflows and invalid timeouts are errors") {
   FakeVcio pi;
   const FakeTree tree;
