@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "runtime/obstacles.hpp"
 #include "runtime/report.hpp"
 #include "runtime/round_trip.hpp"
+#include "runtime/state.hpp"
 #include "tests/fake_vcio.hpp"
 #include "tests/support.hpp"
 
@@ -232,6 +234,37 @@ TEST_CASE("obstacles are reported with a fix, QPUs stay off") {
   const Setting nowhere("QPU_STATE_DIR", "/no/such/folder");
   refused("/no/such/folder/qpu.state", "QPU_STATE_DIR");
   CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("QPUs stay off if the state file cannot grow") {
+  FakeVcio pi;
+  const FakeTree tree;
+  { const qpu::runtime::State header(tree.state()); }
+  CHECK(inChild([&] {
+          (void)::signal(SIGXFSZ, SIG_IGN);
+          const rlimit full{0, 0};
+          if (setrlimit(RLIMIT_FSIZE, &full) != 0) _exit(1);
+          if (!contains(refusal(pi, tree), "a folder with free space")) _exit(2);
+        }) == 0);
+  CHECK(pi.enabled() == 0);
+  CHECK(Device::open(tree.host(pi))->openingNote().empty());
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a process killed before enabling the QPUs is harmless") {
+  FakeVcio pi;
+  const FakeTree tree;
+  {
+    qpu::runtime::State state(tree.state());
+    const qpu::runtime::State::Lock lock(state);
+    qpu::runtime::Record record;
+    record.kind = qpu::runtime::Record::Kind::Holder;
+    record.process = {1, 1};  // process 1 started at another time
+    state.add(record);
+  }
+  const auto device = Device::open(tree.host(pi));
+  CHECK(contains(device->openingNote(), "1 ended processes"));
+  CHECK(pi.enabled() == 1);
 }
 
 TEST_CASE("unsuitable boards are rejected without access") {

@@ -125,12 +125,19 @@ void Device::recover() {
 
 // The caller must hold the lock of the state.
 void Device::enable() {
-  if (!state_->othersHold(self_) && !mailbox_->enableQpus(true))
-    raiseObstacle(enableRefused(system_));
+  // Write the record before the QPUs are enabled. Without a record, no process would disable them.
   Record record;
   record.kind = Record::Kind::Holder;
   record.process = self_;
-  holder_ = state_->add(record);
+  const std::size_t index = state_->add(record);
+  try {
+    if (!state_->othersHold(self_) && !mailbox_->enableQpus(true))
+      raiseObstacle(enableRefused(system_));
+  } catch (...) {
+    state_->clear(index);
+    throw;
+  }
+  holder_ = index;
 }
 
 void Device::openRegisters(std::uint32_t peripherals) {
