@@ -94,6 +94,11 @@ TEST_CASE("sqrt and its reciprocal are within their bounds") {
               [](double x) { return 1 / std::sqrt(x); }) <= 4);
   CHECK(worst(positive(everywhere()), [](Float& x) { return sqrt(x); },
               [](double x) { return std::sqrt(x); }) <= 4);
+  const std::vector<float> ends = {0x1p-126F, 0x1.8p-126F, 0x1.fffffep-126F, 0x1p-125F,
+                                   0x1.fffffep127F};
+  CHECK(worst(ends, [](Float& x) { return reciprocalSqrt(x); },
+              [](double x) { return 1 / std::sqrt(x); }) <= 4);
+  CHECK(worst(ends, [](Float& x) { return sqrt(x); }, [](double x) { return std::sqrt(x); }) <= 4);
   CHECK(apply({0.0F, -4.0F, 1e-40F}, [](Float& x) { return sqrt(x); }) ==
         std::vector<float>{0, 0, 0});
 }
