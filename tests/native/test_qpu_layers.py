@@ -82,6 +82,11 @@ def test_expm1_and_softplus_keep_small_results() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
+def test_expm1_is_finite_where_exp_is() -> None:
+    large = torch.tensor([88.3, 88.4, 88.5, 88.6, 88.7, 88.722, 88.73, 100])
+    torch.testing.assert_close(torch.expm1(large.to("qpu")).cpu(), torch.expm1(large), rtol=8 * 2**-23, atol=0)
+
+
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
