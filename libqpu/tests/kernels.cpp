@@ -244,6 +244,17 @@ TEST_CASE("max and argmax find the first greatest element") {
   }
 }
 
+TEST_CASE("max and argmax treat -0 and 0 as equal") {
+  SharedArray<float> a(4);
+  for (const auto& values : std::vector<std::vector<float>>{
+           {-0.0F, 0, -1, -0.0F}, {-1, -0.0F, 0, 0}, {-3, -2, -1, -0.0F}, {-3, -1, -1, -2}}) {
+    a.copyFrom(values.data(), values.size());
+    const auto best = std::max_element(values.begin(), values.end());
+    CHECK(k::max(a, 4) == *best);
+    CHECK(k::argmax(a, 4) == static_cast<int>(best - values.begin()));
+  }
+}
+
 TEST_CASE("an empty sum is 0, an empty maximum is an error") {
   CHECK(k::sum(nullptr, 0) == 0);
   CHECK(k::dot(nullptr, nullptr, 0) == 0);

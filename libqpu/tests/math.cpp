@@ -1,6 +1,6 @@
-// Compares the functions in qpu/math.h with those of the C library in double precision. Errors
-// are in units in the last place (ulp) of the float result.
-#include "qpu/math.h"
+// Compares the functions in qpu/math.h and qpu/ieee.h with those of the C library in double
+// precision. Errors are in units in the last place (ulp) of the float result.
+#include "qpu/ieee.h"
 
 #include <cmath>
 #include <limits>
@@ -77,11 +77,28 @@ TEST_CASE("reciprocal and div are within their bounds") {
         std::vector<float>{kInf, 0, 0});
 }
 
+TEST_CASE("divisions by large numbers are within their bound") {
+  std::vector<float> large;
+  for (int e = 123; e <= 127; ++e)
+    for (const float m : {1.0F, 1.000001F, 1.3333334F, 1.9999999F})
+      for (const float sign : {1.0F, -1.0F}) large.push_back(sign * std::ldexp(m, e));
+  for (const float a : {3e38F, 1e10F, -7.0F})
+    CHECK(worst(large, [a](Float& x) { return qpu::ieee::div(a, x); },
+                [a](double x) { return static_cast<double>(a) / x; }) <= 4);
+  CHECK(apply({kInf, -kInf}, [](Float& x) { return qpu::ieee::div(3e38F, x); }) ==
+        std::vector<float>{0, 0});
+}
+
 TEST_CASE("sqrt and its reciprocal are within their bounds") {
   CHECK(worst(positive(everywhere()), [](Float& x) { return reciprocalSqrt(x); },
               [](double x) { return 1 / std::sqrt(x); }) <= 4);
   CHECK(worst(positive(everywhere()), [](Float& x) { return sqrt(x); },
               [](double x) { return std::sqrt(x); }) <= 4);
+  const std::vector<float> ends = {0x1p-126F, 0x1.8p-126F, 0x1.fffffep-126F, 0x1p-125F,
+                                   0x1.fffffep127F};
+  CHECK(worst(ends, [](Float& x) { return reciprocalSqrt(x); },
+              [](double x) { return 1 / std::sqrt(x); }) <= 4);
+  CHECK(worst(ends, [](Float& x) { return sqrt(x); }, [](double x) { return std::sqrt(x); }) <= 4);
   CHECK(apply({0.0F, -4.0F, 1e-40F}, [](Float& x) { return sqrt(x); }) ==
         std::vector<float>{0, 0, 0});
 }

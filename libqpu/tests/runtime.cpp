@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "runtime/obstacles.hpp"
 #include "runtime/report.hpp"
 #include "runtime/round_trip.hpp"
+#include "runtime/state.hpp"
 #include "tests/fake_vcio.hpp"
 #include "tests/support.hpp"
 
@@ -234,6 +236,37 @@ TEST_CASE("obstacles are reported with a fix, QPUs stay off") {
   CHECK(pi.complaints().empty());
 }
 
+TEST_CASE("QPUs stay off if the state file cannot grow") {
+  FakeVcio pi;
+  const FakeTree tree;
+  { const qpu::runtime::State header(tree.state()); }
+  CHECK(inChild([&] {
+          (void)::signal(SIGXFSZ, SIG_IGN);
+          const rlimit full{0, 0};
+          if (setrlimit(RLIMIT_FSIZE, &full) != 0) _exit(1);
+          if (!contains(refusal(pi, tree), "a folder with free space")) _exit(2);
+        }) == 0);
+  CHECK(pi.enabled() == 0);
+  CHECK(Device::open(tree.host(pi))->openingNote().empty());
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a process killed before enabling the QPUs is harmless") {
+  FakeVcio pi;
+  const FakeTree tree;
+  {
+    qpu::runtime::State state(tree.state());
+    const qpu::runtime::State::Lock lock(state);
+    qpu::runtime::Record record;
+    record.kind = qpu::runtime::Record::Kind::Holder;
+    record.process = {1, 1};  // process 1 started at another time
+    state.add(record);
+  }
+  const auto device = Device::open(tree.host(pi));
+  CHECK(contains(device->openingNote(), "1 ended processes"));
+  CHECK(pi.enabled() == 1);
+}
+
 TEST_CASE("unsuitable boards are rejected without access") {
   FakeVcio pi;
   FakeTree four("bcm2711");
@@ -344,6 +377,36 @@ TEST_CASE("a V3D that cannot be recovered is not used again") {
   };
   CHECK(contains(thrown<qpu::ExecutionError>(go), "reboot"));
   CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
+}
+
+TEST_CASE("a kernel that blocks the firmware is reported by name") {
+  FakeVcio pi;
+  const FakeTree tree;
+  pi.kernelLimitMs = 1000;
+  pi.runs = [&pi](const auto&) {
+    pi.ioctlError = ETIMEDOUT;  // the firmware does not reply while the program runs
+    return FakeVcio::Ends::Never;
+  };
+  auto device = Device::open(tree.host(pi));
+  auto memory = device->allocate(4096, "");
+  auto other = device->allocate(4096, "");
+  const auto go = [&] {
+    device->launch(Method::Mailbox, starts(*memory, 1), *memory, 2048, "long");
+  };
+  const std::string text = thrown<qpu::ExecutionError>(go);
+  CHECK_MESSAGE(contains(text, "kernel 'long' did not finish within 1000 ms"), text);
+  CHECK_MESSAGE(contains(text, "reboot"), text);
+  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
+  // The program may still write to memory that its owner has freed.
+  pi.ioctlError = 0;
+  other.reset();
+  CHECK(pi.allocations() == 2);
+  memory.reset();
+  device.reset();
+  CHECK(pi.enabled() == 0);
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.complaints().empty());
+  CHECK(qpu::runtime::readState(tree.state()).empty());
 }
 
 TEST_CASE("queue overflows and invalid timeouts are errors") {

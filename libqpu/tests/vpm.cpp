@@ -179,6 +179,23 @@ TEST_CASE("all QPUs share the VPM") {
   for (int i = 0; i < 16; ++i) CHECK(out[i] == 3 * i);
 }
 
+TEST_CASE("a load during a manual DMA load waits for it") {
+  SharedArray<int> a = counting(64), out(16 * 6);
+  out[16] = 100;
+  compile([](Ptr<Int> p, Ptr<Int> q) {
+    store(3, q);
+    dmaSetReadPitch(64);
+    dmaSetupRead(HORIZ, 4, 0);
+    dmaStartRead(p);
+    Int x = q[16];  // loaded through the VPM, because a store precedes the load
+    dmaWaitRead();
+    vpmSetupRead(HORIZ, 4, 0);
+    for (int i = 0; i < 4; ++i) store(vpmGetInt() + x, q + 32 + 16 * i);
+  })(&a, &out);
+  CHECK(out[0] == 3);
+  for (int row = 0; row < 4; ++row) CHECK(out[32 + 16 * row] == 16 * row + 100);
+}
+
 TEST_CASE("invalid sequences of VPM calls are errors") {
   // The emulator also reports these errors, but with its own messages.
   const auto checkError = [](auto f, const char* text) {

@@ -82,6 +82,19 @@ def test_expm1_and_softplus_keep_small_results() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
+def test_expm1_is_finite_where_exp_is() -> None:
+    large = torch.tensor([88.3, 88.4, 88.5, 88.6, 88.7, 88.722, 88.73, 100])
+    torch.testing.assert_close(torch.expm1(large.to("qpu")).cpu(), torch.expm1(large), rtol=8 * 2**-23, atol=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_gradient_of_silu_approaches_1(compiled: bool) -> None:
+    x = torch.tensor([-1e8, -90.0, -87, -60, -20, -5, -1, 0, 1, 5, 17, 20, 60, 87, 90, 1e5, 1e8])
+    silu = torch.compile(functional.silu, backend="qpu") if compiled else functional.silu
+    (expected,), (found,) = (run(f, (x,), d)[1:] for f, d in ((functional.silu, "cpu"), (silu, "qpu")))
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-36)
+
+
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 

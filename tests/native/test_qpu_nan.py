@@ -152,6 +152,7 @@ ACTIVATIONS: dict[str, Function] = {
     "softplus": functional.softplus,
     "gradient at NaN: elu": gradient_at_nan(functional.elu),
     "gradient at NaN: gelu by tanh": gradient_at_nan(lambda a: functional.gelu(a, approximate="tanh")),
+    "gradient at NaN: silu": gradient_at_nan(functional.silu),
     "gradient at NaN: softplus": gradient_at_nan(functional.softplus),
 }
 

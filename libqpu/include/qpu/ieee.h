@@ -56,11 +56,20 @@ inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
   return ofPositive(x, qpu::reciprocalSqrt(x), 0);
 }
 
-// As in IEEE 754, the result is NaN where both operands are 0 or both are infinite.
+// As in IEEE 754, the result is NaN where both operands are 0 or both are infinite. The error is at
+// most 4 ulp for every normal b.
 inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) {
+  constexpr int k2To125 = 0x7e000000;
   Int least = qpu::min(magnitude(a), magnitude(b));
   Int greatest = qpu::max(magnitude(a), magnitude(b));
-  Float r = qpu::div(a, b);
+  // The reciprocal of a large divisor would be a denormal, which is treated as 0.
+  Float dividend = a;
+  Float divisor = b;
+  Where_(magnitude(b) >= k2To125);
+  dividend = dividend * 0.25F;
+  divisor = divisor * 0.25F;
+  End_();
+  Float r = qpu::div(dividend, divisor);
   Where_(greatest > kInf || least == kInf || greatest < kLeastNormal);
   r = nan();
   End_();

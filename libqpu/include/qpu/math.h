@@ -40,12 +40,15 @@ inline FloatExpr reciprocal(const FloatExpr& x) {
 // Computes a/b. The error is at most 4 ulp where reciprocal(b) is within its error bound.
 inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) { return a * reciprocal(b); }
 
-// Computes 1/sqrt(x) for normal x > 0. The error is at most 4 ulp.
+// Computes 1/sqrt(x) for normal x > 0 with two Newton-Raphson iterations. The error is at most 4
+// ulp.
 inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
-  const FloatExpr half = x * 0.5F;
-  FloatExpr y = rsqrt(x);
-  y = y * (FloatExpr(1.5F) - half * y * y);
-  return y * (FloatExpr(1.5F) - half * y * y);
+  // The usual form of an iteration contains x / 2, which is 0 for x < 2^-125. This form does not:
+  // `twice` and `half` are the result of the first iteration times 2 and divided by 2.
+  const FloatExpr y = rsqrt(x);
+  const FloatExpr twice = y * (FloatExpr(3) - x * y * y);
+  const FloatExpr half = twice * 0.25F;
+  return half * (FloatExpr(3) - x * twice * half);
 }
 
 // Computes the square root. The error is at most 4 ulp. The result is 0 for negative x and

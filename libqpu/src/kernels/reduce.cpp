@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::size_t kWorkers = 12;
 constexpr std::size_t kPartials = 16 * kWorkers;
+constexpr int kLowest = std::numeric_limits<int>::min();
 
 // Computes partial sums of f over N inputs. Each worker writes 16 sums, followed by their
 // rounding errors.
@@ -44,18 +45,21 @@ double sumOfPartials(const K& kernel, int qpus, int n, A... in) {
   return total;
 }
 
-// Converts floats to integers that have the same order as the floats' signs and magnitudes.
-IntExpr orderOf(const Float& x) {
-  const IntExpr bits = asInt(x);
-  return bits ^ ((bits >> 31) & 0x7fffffff);
+// Converts floats to integers that have the same order. The order of -0 and 0 is 0.
+Int orderOf(const Float& x) {
+  Int bits = asInt(x);
+  Where (bits < 0)
+    bits = kLowest - bits;
+  End
+  return bits;
 }
-int orderOfHost(int bits) { return bits < 0 ? bits ^ 0x7fffffff : bits; }
+int orderOfHost(int bits) { return bits < 0 ? kLowest - bits : bits; }
 
 // Finds the 16 greatest elements for each worker. Writes them as ordered integers, followed by
 // their indices.
 void partialMaxima(Int n, Ptr<Int> out, Ptr<Float> a) {
   For (Int w = me(), w < static_cast<int>(kWorkers), w = w + numQPUs())
-    Int best = std::numeric_limits<int>::min();
+    Int best = kLowest;
     Int where = std::numeric_limits<int>::max();
     std::array<Int, kShort> order;
     const auto compare = [&](const Int& x, const IntExpr& number) {
@@ -94,7 +98,7 @@ Greatest greatest(const char* name, Floats a, int n, int qpus) {
   const Scratch partial(2 * kPartials);
   run(kernel, qpus, n, partial.ints(), a);
   const int* p = partial.hostInts();
-  Greatest best{std::numeric_limits<int>::min(), std::numeric_limits<int>::max()};
+  Greatest best{kLowest, std::numeric_limits<int>::max()};
   for (std::size_t i = 0; i < kPartials; ++i) {
     const Greatest g{p[i], p[i + kPartials]};
     if (g.order > best.order || (g.order == best.order && g.number < best.number)) best = g;

@@ -125,12 +125,19 @@ void Device::recover() {
 
 // The caller must hold the lock of the state.
 void Device::enable() {
-  if (!state_->othersHold(self_) && !mailbox_->enableQpus(true))
-    raiseObstacle(enableRefused(system_));
+  // Write the record before the QPUs are enabled. Without a record, no process would disable them.
   Record record;
   record.kind = Record::Kind::Holder;
   record.process = self_;
-  holder_ = state_->add(record);
+  const std::size_t index = state_->add(record);
+  try {
+    if (!state_->othersHold(self_) && !mailbox_->enableQpus(true))
+      raiseObstacle(enableRefused(system_));
+  } catch (...) {
+    state_->clear(index);
+    throw;
+  }
+  holder_ = index;
 }
 
 void Device::openRegisters(std::uint32_t peripherals) {
@@ -230,7 +237,8 @@ std::unique_ptr<GpuMemory> Device::allocate(std::uint32_t bytes, const std::stri
 void Device::release(const GpuMemory& memory) noexcept {
   if (static_cast<std::uint32_t>(getpid()) == self_.pid) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!closed_) releaseSlot(memory.slot_);
+    // A program that could not be stopped may still access the memory, so only close() releases it.
+    if (!closed_ && !stuck_) releaseSlot(memory.slot_);
   }
   (void)os_.unmap(memory.host_, memory.bytes_);
 }
@@ -253,13 +261,13 @@ void Device::close() noexcept {
   // up.
   const bool locked = state_->tryLock();
   const bool others = !locked || state_->othersHold(self_);
-  bool stopped = !launching_;
+  bool stopped = !launching_ && !stuck_;
   if (holder_ && !others) {
     Message off(tag::kEnableQpu, {0}, 1);
     stopped = exchange(os_, mailbox_->descriptor(), off) == 0 || stopped;
-  } else if (!stopped) {
+  } else if (launching_) {
     waitForQueue();
-    stopped = !launching_;
+    stopped = !launching_ && !stuck_;
   }
   // Do not release memory that running programs use, because the firmware could allocate it to
   // another program.
@@ -376,7 +384,14 @@ std::string Device::afterTimeOut() {
   const State::Lock locked(*state_);
   if (state_->othersHold(self_))
     return "it may still be running, because other processes also use the QPUs";
-  if (!mailbox_->enableQpus(false) || !mailbox_->enableQpus(true)) {
+  const auto enable = [this](bool on) {
+    try {
+      return mailbox_->enableQpus(on);
+    } catch (const BackendError&) {
+      return false;  // for example, because the firmware did not reply in time
+    }
+  };
+  if (!enable(false) || !enable(true)) {
     stuck_ = true;
     return "disabling and enabling the QPUs failed: reboot";
   }

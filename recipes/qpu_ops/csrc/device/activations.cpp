@@ -152,9 +152,11 @@ constexpr Elementwise kSoftplus{
                 "keep 0 12>13"};
 constexpr Elementwise kSoftplusBackward{"softplus_backward",
                                         "mul 1 2;sigmoid 4;mul 0 5;gt 4 3 0 6;keep 1 7>8"};
-// Computes g s (1 + x (1 - s)), where s is the sigmoid of x.
-constexpr Elementwise kSiluBackward{"silu_backward",
-                                    "sigmoid 1;sub 2 3;mul 1 4;add 2 5;mul 3 6;mul 0 7>8"};
+// Computes g s (1 + x (1 - s)), where s is the sigmoid of x. The factor 1 - s is computed as
+// exp(-x) s. The difference would not approach 0 for large x, because QPUs round towards zero.
+constexpr Elementwise kSiluBackward{
+    "silu_backward", "neg 1;exp 3;add 2 4;recip 5;mul 4 6;mul 1 7;add 2 8;mul 6 9;mul 0 10;"
+                     "keep 1 11>12"};
 
 bool expm1(Call& call) { return compute(kExpm1, {call.tensor(0)}, {}, call.out()); }
 

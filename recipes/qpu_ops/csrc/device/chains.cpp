@@ -100,16 +100,14 @@ Chain parsed(const std::string& text, std::vector<bool> is_array) {
 FloatExpr expm1(const FloatExpr& x) {
   Float v = qpu::min(qpu::max(x, -30.0F), 89.4F);
   // Round to the nearest integer. The conversion truncates toward zero, so its operand is made
-  // positive first.
-  Int n = toInt(v * 1.44269504F + 64.5F) - 64;
+  // positive first. 2^128 cannot be represented, so n is at most 127.
+  Int n = qpu::min(toInt(v * 1.44269504F + 64.5F) - 64, 127);
   Float f = v - toFloat(n) * 0.693359375F + toFloat(n) * 2.12194440e-4F;
   static const std::array<float, 7> c = {{1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24,
                                           1.0F / 6, 0.5F, 1.0F}};
   Float p = qpu::detail::polynomial(f, c.data(), 7) * f;
-  // 2^n is the product of two factors, because 2^128 cannot be represented.
-  Float half = asFloat((n + 126) << 23);
-  Float whole = half + half;
-  return p * whole + (whole - 1);
+  Float power = asFloat((n + 127) << 23);
+  return p * power + (power - 1);
 }
 
 // Computes log(1 + x) for x >= 0. The rounding error of 1 + x is added to the result.

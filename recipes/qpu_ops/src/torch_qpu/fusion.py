@@ -69,6 +69,14 @@ def _power(write: Writer, x: Any, exponent: Any) -> Any:
     return None
 
 
+def _silu_backward(write: Writer, gradient: Any, x: Any) -> Any:
+    # The formula is explained at kSiluBackward in activations.cpp.
+    power = write("exp", write("neg", x))
+    sigmoid = write("recip", write("add", ONE, power))
+    slope = write("add", ONE, write("mul", x, write("mul", power, sigmoid)))
+    return write("keep", x, write("mul", gradient, write("mul", sigmoid, slope)))
+
+
 ONE, ZERO, MINUS_ONE, SLOPE = (_number(value) for value in (1, 0, -1, 0.01))
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {
@@ -104,6 +112,7 @@ RULES: dict[Any, Rule] = {
     aten.addcdiv.default: lambda w, a, b, c, value=ONE: w("add", a, _scaled(w, w("div", b, c), value)),
     aten.threshold_backward.default: lambda w, g, x, limit: w("gt", x, limit, g, ZERO),
     aten.sigmoid_backward.default: lambda w, g, y: w("mul", w("mul", g, w("sub", ONE, y)), y),
+    aten.silu_backward.default: _silu_backward,
     aten.tanh_backward.default: lambda w, g, y: w("mul", g, w("sub", ONE, w("mul", y, y))),
 }
 
@@ -273,6 +282,6 @@ def compile_graph(module: GraphModule, inputs: Sequence[torch.Tensor]) -> Callab
     def compile_one(graph: GraphModule, _: Sequence[torch.Tensor]) -> Callable[..., Any]:
         return make_boxed_func(unless_checked(graph))  # type: ignore[no-any-return]
 
-    decompositions = get_decompositions([aten.silu_backward, aten.softplus])
+    decompositions = get_decompositions([aten.softplus])
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compile_one, decompositions=decompositions)(module, inputs)
     return compiled
