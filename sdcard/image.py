@@ -214,6 +214,8 @@ def _make(
     with progress.step(f"compress {image.name}"):
         tools.run("xz", "--keep", *_XZ, image)
     packed = image.with_name(f"{image.name}.xz")
+    if config.sd.password_hash or config.sd.wifi_psk:
+        packed.chmod(0o600)
     digest = files.sha256_of(packed)
     entry = _imager_entry(config, folder, devices, extracted, packed.stat().st_size, digest)
     stale = [folder.manifest, *folder.sbom, *map(publish.envelope_of, (folder.image, *folder.sbom))]

@@ -220,8 +220,13 @@ def test_the_root_has_the_files_of_the_image(card: Card, tmp_path: Path) -> None
     assert b"usr/lib/firmware/cypress/cyfmac43430-sdio.bin" in found.keys() - wanted.keys()
 
 
-def test_two_builds_are_equal(card: Card) -> None:
+def test_two_builds_are_equal_after_one_with_a_password(card: Card) -> None:
+    """Only the image with the password is private."""
+    secret = replace(card.config, sd=replace(card.config.sd, user="ada", password_hash=f"$6$salt${'a' * 86}"))
+    image.build(secret)
+    assert Folder.of(card.config).image.stat().st_mode & 0o777 == 0o600
     again = image.build(card.config)
+    assert Folder.of(card.config).image.stat().st_mode & 0o777 == 0o644
     assert [item.sha256 for item in again.artefacts] == [item.sha256 for item in card.manifest.artefacts]
     assert again.facts == card.manifest.facts
 
