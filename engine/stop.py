@@ -45,7 +45,7 @@ def stop_daemon(daemon: Daemon) -> str:
 
 
 def end_process(process: psutil.Process, name: str) -> None:
-    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if the process survives."""
+    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if sudo is refused or the process survives."""
     for number, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
         if not running(process):
             return
@@ -54,7 +54,16 @@ def end_process(process: psutil.Process, name: str) -> None:
                 process.send_signal(number)
         else:
             argv = [*sudo_prefix(f"to stop {name}"), "kill", f"-{number.value}", str(process.pid)]
-            subprocess.run(argv, check=False, timeout=120)
+            try:
+                subprocess.run(argv, check=True, timeout=120)
+            except (subprocess.SubprocessError, PermissionError) as fault:  # only root may kill a sudo that timed out
+                if running(process):
+                    raise UserError(
+                        f"{name} cannot be stopped",
+                        expected=f"{argv[0]} to exit with status 0 within 120 s",
+                        found=str(fault),
+                        fix="run the task in a terminal, as root or as a user who may use sudo",
+                    ) from fault
         deadline = time.monotonic() + wait_s
         while time.monotonic() < deadline:
             if not running(process):

@@ -40,7 +40,7 @@ from engine.containers import _collect, run_in
 from engine.dockerd import Daemon
 from engine.proxies import build_environment, daemon_environment
 from engine.start import ensure_daemon, ensure_running
-from engine.stop import stop_daemon
+from engine.stop import end_process, stop_daemon
 from flow import main_job, pipelines
 from flow.context import Context
 from flow.engine_images import NO_ENGINE
@@ -259,6 +259,15 @@ def test_a_refused_sudo_is_reported(daemon: Daemon, tmp_path: Path, monkeypatch:
         ensure_daemon(daemon)
     assert "sudo: a password is required" in caught.value.found
     assert not daemon.pidfile.exists()
+
+
+def test_a_refused_sudo_is_reported_when_a_process_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.stop.sudo_prefix", lambda _: ["false"])
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        with pytest.raises(UserError, match="dockerd cannot be stopped"):
+            end_process(psutil.Process(child.pid), "dockerd")
+        child.kill()
 
 
 @pytest.mark.engine
