@@ -621,11 +621,14 @@ def test_four_boards_share_a_read_only_tree(of_many: Config, u_boot: Path, tmp_p
 @pytest.mark.machine
 @pytest.mark.timeout(1800)
 def test_board_boots_next_to_a_router(of_many: Config, u_boot: Path, tmp_path: Path) -> None:
-    network = bridge_for_boards(of_many), router(), booting(of_many, alone=False), boards_of_qemu(1, u_boot, tmp_path)
+    """The PC also stores the board's host keys without nfs.persistent."""
+    config = with_nfs(of_many, persistent=())
+    network = bridge_for_boards(config), router(), booting(config, alone=False), boards_of_qemu(1, u_boot, tmp_path)
     with network[0], network[1], network[2] as wait_for, network[3]:
         (board,) = all_up(wait_for, 1)
         assert board.address.startswith("192.168.77.2"), "the router must assign the address"
-        assert run_on(of_many, board, "hostname").endswith("-525400770001")
+        assert run_on(config, board, "hostname").endswith("-525400770001")
+    assert [path.name for path in (Layout.of(config).boards / "525400770001").iterdir()] == ["host-keys"]
 
 
 LOSS = b"""table bridge lossy {
