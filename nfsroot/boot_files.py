@@ -179,6 +179,8 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
     if missing := parts.missing():
         warnings.append("missing in the TFTP folder for boards without a card: " + "; ".join(missing))
     served = served_folders(config, final)
+    if config.nfs.overlay:  # a server that the user starts does not create the folder
+        final.boards.mkdir(mode=0o700, parents=True, exist_ok=True)
     access = [(_exports_path(str(place)), "rw" if is_writable else "ro") for place, is_writable in served.items()]
     (output / "exports").write_text(render("exports", folders=access, subnet=str(subnet)))
     # This file is for a server that the user starts; serve-nfsroot renders its own file with its address and port.

@@ -1109,6 +1109,7 @@ def test_a_shared_tree_is_read_only_for_each_kind_of_server(
         f"{place}/tree 192.168.77.0/24(ro,sync,no_root_squash,no_subtree_check)",
         f"{place}.boards 192.168.77.0/24(rw,sync,no_root_squash,no_subtree_check)",
     ]
+    assert Path(f"{place}.boards").stat().st_mode & 0o777 == 0o700
     arguments = f"pitorch.overlay pitorch.boards={place}.boards"
     arguments += " pitorch.persistent=/home,/var/lib/app" if persistent else ""
     assert (folder / "tftp/cmdline.txt").read_text().rstrip().endswith(arguments)
