@@ -105,7 +105,7 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
         pinned = access.known_hosts is not None
         return AccessDenied(
             f"the SSH host key of {access} is not the expected one",
-            expected="the SSH host key that the export wrote into the root filesystem"
+            expected="an SSH host key of the exported tree, or one that a board has stored on this PC (nfs.overlay)"
             if pinned
             else "an SSH host key from your known_hosts",
             found="another host key" if pinned else "an unknown or different host key",
