@@ -44,17 +44,20 @@ REACHABLE = (
     "torch.utils.data.DataLoader",
 )
 PROGRAM = """
-import functools, os, sys, threading, torch
+import functools, os, signal, sys, threading, torch
 
 def found(names):
     for name in names:
         functools.reduce(getattr, name.split(".")[1:], torch)
 
-def meta_kernels():
+def meta_kernel():
     # The kernel of this operator for meta tensors is written in Python.
+    return tuple(torch.linalg.qr(torch.empty(3, 4, device="meta"))[1].shape)
+
+def meta_kernels():
     shapes = []
     def work():
-        shapes.append(tuple(torch.linalg.qr(torch.empty(3, 4, device="meta"))[1].shape))
+        shapes.append(meta_kernel())
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -133,6 +136,23 @@ def no_numpy():
         raise AssertionError("there is a numpy")
     assert torch.tensor([1, 2]).tolist() == [1, 2]
 
+def interrupted(module, use):
+    # SIGINT arrives during the import of this module, which the module to import needs.
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == module:
+                sys.meta_path.remove(Finder)
+                signal.raise_signal(signal.SIGINT)
+    sys.meta_path.insert(0, Finder)
+    try:
+        use()
+    except KeyboardInterrupt:
+        use()
+    else:
+        raise AssertionError("KeyboardInterrupt is lost")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
 print("imported:", *(name for name in sys.argv[1].split() if name in sys.modules))
 failed = []
 names = sys.argv[2].split()
@@ -147,6 +167,10 @@ checks = {
     "numpy in threads": numpy_in_threads,
     "numpy during its import": numpy_during_its_import,
     "no numpy": no_numpy,
+    "meta kernels after SIGINT": functools.partial(interrupted, "torch._decomp.decompositions", meta_kernel),
+    "prims after SIGINT": functools.partial(interrupted, "torch._prims", lambda: torch.ops.prims.add),
+    "optim after SIGINT": functools.partial(interrupted, "torch.optim.adam", lambda: torch.optim.Adam),
+    "numpy after SIGINT": functools.partial(interrupted, "numpy.linalg", to_numpy),
 }
 for name, check in checks.items():
     # Run each check in a forked process, so that it starts from the state immediately after the import.
@@ -163,7 +187,7 @@ print("failed:", *failed)
 @only_our_torch
 @pytest.mark.new_interpreter
 def test_omitted_modules_are_imported_on_first_use() -> None:
-    """The program tests names, meta kernels in several threads, the rejection of a second kernel, and numpy."""
+    """The program tests names, meta kernels in threads, the rejection of a second kernel, numpy, and Ctrl-C."""
     argv = [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(LEFT_OUT), " ".join(REACHABLE)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["imported:", "failed:"], done.stdout + done.stderr

@@ -68,6 +68,13 @@ def test_addmm_scales_and_adds(shape: tuple[int, int, int]) -> None:
     assert right(torch.addmm(unknown, a, b, beta=0), torch.matmul, a, b)
 
 
+def test_products_with_alpha_0_ignore_the_matrices() -> None:
+    unknown = torch.full((40, 40), float("nan"))
+    matrix, vector = drawn(40, 40), drawn(40, seed=1)
+    assert torch.equal(torch.addmm(matrix, unknown, unknown, beta=2, alpha=0), 2 * matrix)
+    assert torch.equal(torch.addmv(vector, unknown, unknown[0], beta=2, alpha=0), 2 * vector)
+
+
 def test_matrix_vector_products_of_all_strides_are_correct() -> None:
     for matrix in (drawn(70, 90), drawn(90, 70).t(), drawn(140, 90)[::2], drawn(70, 180)[:, ::2]):
         for vector in (drawn(90, seed=1), drawn(180, seed=1)[::2]):
@@ -163,6 +170,21 @@ def check_convolution(name: str, layout: torch.memory_format, *, with_bias: bool
     assert weight.grad is not None
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("channels", "outputs"), [(16, 16), (5, 5), (4, 8), (1, 1)])
+def test_depthwise_convolutions_do_not_spread_nan(channels: int, outputs: int, layout: torch.memory_format) -> None:
+    image = drawn(1, channels, 20, 21).to(memory_format=layout)
+    image[0, :, 9, 10] = float("nan")
+    for size in ((1, 1), (1, 2), (1, 3), (2, 2), (1, 5), (2, 3), (1, 7), (3, 3), (2, 5), (5, 5), (5, 6), (7, 7)):
+        for stride, padding in ((1, 0), (2, 0), (1, 1)):
+            options = {"groups": channels, "stride": stride, "padding": padding}
+            weight = drawn(outputs, 1, *size, seed=1)
+            with torch.no_grad():
+                found = functional.conv2d(image, weight, **options)
+            wanted = functional.conv2d(image.double(), weight.double(), **options)
+            assert torch.equal(found.isnan(), wanted.isnan()), (size, stride, padding)
+
+
 def test_conv1d_without_gradients_is_correct() -> None:
     def convolved(image: Tensor, weight: Tensor) -> Tensor:
         return functional.conv1d(image, weight, padding=2)
@@ -172,11 +194,19 @@ def test_conv1d_without_gradients_is_correct() -> None:
         assert right(convolved(image, weight), convolved, image, weight)
 
 
+def change_two_words(weight: Tensor) -> None:
+    """Change the sign of two weights, and another bit of the second, without a new version of the tensor."""
+    words = weight.data.view(torch.int32).view(-1)
+    words[0] ^= -(1 << 31)
+    words[8] ^= -(1 << 31) + (1 << 16)
+
+
 CHANGES: dict[str, Callable[[Tensor], object]] = {
     "in place": lambda weight: weight.mul_(2),
     "through .data": lambda weight: weight.data.mul_(2),
     "negated through .data": lambda weight: weight.data.neg_(),
     "one element": lambda weight: weight.view(-1)[-1].add_(1),
+    "two elements through .data": change_two_words,
     "through numpy": lambda weight: numpy.copyto(weight.detach().numpy(), 3.0),
     "two exchanged": lambda weight: weight.data.copy_(weight.data.flip(0)),
 }
@@ -203,6 +233,27 @@ def test_new_weights_at_an_old_address_are_packed_again() -> None:
             weight = drawn(64, 64, seed=seed)
             assert right(functional.linear(rows, weight), functional.linear, rows, weight)
             del weight
+
+
+def test_weights_that_change_during_packing_are_packed_again() -> None:
+    first, second, rows = drawn(400, 400), drawn(400, 400, seed=1), drawn(8, 400, seed=2)
+    weight, finished = first.clone(), threading.Event()
+
+    def alternate() -> None:
+        while not finished.is_set():
+            weight.data.copy_(second)
+            weight.data.copy_(first)
+
+    other = threading.Thread(target=alternate)
+    other.start()
+    with torch.no_grad():
+        for _ in range(100):
+            functional.linear(rows, weight)
+        finished.set()
+        other.join()
+        for values in (first, second):
+            weight.data.copy_(values)
+            assert right(functional.linear(rows, weight), functional.linear, rows, values)
 
 
 @pytest.fixture
@@ -241,6 +292,12 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
+def peak() -> int:
+    """The largest resident memory of this process in bytes since the last reset."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) << 10
+
+
 @only_our_torch
 def test_cache_limits_the_buffers_of_convolutions() -> None:
     """XNNPACK stores a pointer for each output pixel and kernel element: at least 671 MB for these convolutions."""
@@ -251,6 +308,77 @@ def test_cache_limits_the_buffers_of_convolutions() -> None:
             found = functional.conv2d(image, torch.ones(1, 2, 1, width))
             assert torch.allclose(found[..., 0], image[..., :width].sum((1, 3)), atol=1e-4)
     assert resident() - before < 400 << 20
+
+
+@only_our_torch
+def test_linear_does_not_copy_weights_that_exceed_the_cache() -> None:
+    limit = min(os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 8, 512 << 20) // 2
+    weight = torch.ones(limit // (4 * 1024) + 8, 1024)
+    with torch.no_grad():
+        functional.linear(torch.ones(5, 1024), weight[:8])
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before = resident()
+        found = functional.linear(torch.ones(5, 1024), weight)
+    assert bool((found == 1024).all())
+    assert peak() - before < limit // 4 + found.numel() * found.element_size()
+
+
+@only_our_torch
+def test_cache_limits_the_number_of_small_weights() -> None:
+    rows = drawn(8, 8)
+    weights = drawn(6000, 8, 8, seed=1)
+    with torch.no_grad():
+        for weight in weights[:2000]:
+            functional.linear(rows, weight)
+        before = resident()
+        for weight in weights[2000:]:
+            functional.linear(rows, weight)
+    assert resident() - before < 2 << 20
+
+
+THREADS = """
+import os, torch
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def compute():
+    with torch.no_grad():
+        torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
+        torch.nn.functional.conv2d(torch.ones(1, 8, 16, 16), torch.ones(8, 8, 3, 3))
+        quantized(torch.ones(64, 64))
+
+torch.backends.quantized.engine = "qnnpack"
+quantized = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(64, 64)))
+before = threads()
+compute()
+with_one = threads() - before
+torch.set_num_threads(3)
+compute()
+with_three = threads() - before
+torch.set_num_threads(1)
+child = os.fork()
+if child == 0:
+    before = threads()
+    compute()
+    with_one += threads() - before
+    torch.set_num_threads(2)
+    compute()
+    os._exit(with_one)
+print(with_one, with_three, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@only_our_torch
+@pytest.mark.new_interpreter
+def test_xnnpack_and_qnnpack_use_the_threads_of_torch() -> None:
+    """OMP_NUM_THREADS and set_num_threads() apply, and a forked process starts its own threads."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-W", "ignore", "-c", THREADS]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    with_one, with_three, in_child = map(int, done.stdout.split() or [-1] * 3)
+    assert (with_one, in_child) == (0, 0), done.stderr
+    assert with_three >= 2
 
 
 def test_threads_can_use_the_same_weights_concurrently() -> None:
