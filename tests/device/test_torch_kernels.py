@@ -177,7 +177,7 @@ def test_depthwise_convolutions_do_not_spread_nan(channels: int, outputs: int, l
     image[0, :, 9, 10] = float("nan")
     for size in ((1, 1), (1, 2), (1, 3), (2, 2), (1, 5), (2, 3), (1, 7), (3, 3), (2, 5), (5, 5), (5, 6), (7, 7)):
         for stride, padding in ((1, 0), (2, 0), (1, 1)):
-            options = {"groups": channels, "stride": stride, "padding": padding}
+            options: dict[str, Any] = {"groups": channels, "stride": stride, "padding": padding}
             weight = drawn(outputs, 1, *size, seed=1)
             with torch.no_grad():
                 found = functional.conv2d(image, weight, **options)
@@ -376,8 +376,9 @@ def test_xnnpack_and_qnnpack_use_the_threads_of_torch() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-W", "ignore", "-c", THREADS]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
-    with_one, with_three, in_child = map(int, done.stdout.split() or [-1] * 3)
-    assert (with_one, in_child) == (0, 0), done.stderr
+    assert done.returncode == 0, done.stderr
+    with_one, with_three, in_child = map(int, done.stdout.split())
+    assert (with_one, in_child) == (0, 0)
     assert with_three >= 2
 
 
