@@ -76,11 +76,11 @@ def test_on_pi(
     that the caller has deployed to the board's tree, as input for ``sha256sum --check``; the board must read these
     files.
 
-    The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran; ChainBroken if all
-    tests passed but the tested files are not the files that were built, or if the board does not read the deployed
-    files; InUse if another run writes to the same report; ArtefactMissing if there is no exported tree; RootNeeded if
-    the tree must be served; DiskFull if the report does not fit; BoardSilent; AccessDenied; and UserError, for example
-    if ``keyword`` is not a valid expression.
+    The report is written even if tests fail, or if the board cannot be switched off after the tests. Raises
+    DeviceTestsFailed if a test failed or none ran; ChainBroken if all tests passed but the tested files are not the
+    files that were built, or if the board does not read the deployed files; InUse if another run writes to the same
+    report; ArtefactMissing if there is no exported tree; RootNeeded if the tree must be served; DiskFull if the report
+    does not fit; BoardSilent; AccessDenied; and UserError, for example if ``keyword`` is not a valid expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -114,7 +114,7 @@ def test_on_pi(
         if found and (full := files.full_disk(found[1], _REPORT, paths.folder)):
             raise full
         record = Record.read(paths.record)
-        if record.error is not None:
+        if record.error is not None and not record.error["after_tests"]:
             raise _error_from_record(record.error)
         if not record.tests and not record.facts:
             raise CommandFailed(
@@ -137,8 +137,13 @@ def test_on_pi(
         report.write(document, staging.report, evidence_file=staging.evidence)
         _replace_results(paths)
     result = result_of(document, paths, time.monotonic() - began)
+    fault = _error_from_record(record.error) if record.error is not None else None
     if not (result.clean if test_files else result.ok):
+        if fault is not None:
+            progress.warn(str(fault))
         raise error_of(result, record)
+    if fault is not None:
+        raise fault
     return result
 
 
