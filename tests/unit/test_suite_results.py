@@ -20,7 +20,7 @@ from device.suite_result import Paths
 from nfsroot.layout import Layout
 from toolchain import files, process
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import BoardSilent, DeviceTestsFailed, InUse, UserError
+from toolchain.errors import BoardSilent, CommandFailed, DeviceTestsFailed, InUse, UserError
 
 NOBODY = "root@127.0.0.1:1"
 
@@ -138,6 +138,23 @@ def test_error_after_the_tests_does_not_prevent_the_report(
     assert json.loads(paths.evidence.read_text())["results"][outcome] == 1
     assert all(path.read_text() != "earlier" for path in paths.results)
     assert warning in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("outcome", "error"), [("passed", CommandFailed), ("failed", DeviceTestsFailed)])
+def test_internal_error_after_the_tests_is_not_a_success(
+    config: Config,
+    paths: Paths,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    outcome: str,
+    error: type[UserError],
+) -> None:
+    run_that_ends(monkeypatch, 3, outcome=outcome)
+    with pytest.raises(UserError) as caught:
+        suite.test_on_pi(config, host=NOBODY)
+    assert type(caught.value) is error
+    assert "ValueError: odd" in f"{caught.value}{capsys.readouterr().err}"
+    assert json.loads(paths.evidence.read_text())["results"][outcome] == 1
 
 
 def test_error_before_the_end_of_the_tests_keeps_the_results(
