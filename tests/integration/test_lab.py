@@ -119,6 +119,19 @@ def test_a_changed_row_changes_the_place(config: Config, coordinator: Coordinato
     assert set(coordinator.places()) == {"pi3", "pi4"}
 
 
+def test_other_users_cannot_read_the_password_of_a_switch(config: Config) -> None:
+    """The exporter prints its configuration to its log. Earlier versions created both files with mode 0644."""
+    lab = services.Lab(config)
+    private = (lab.folder / "exporter.yaml", lab.log("exporter"))
+    for path in private:
+        path.chmod(0o644)
+    services.up(with_boards(config, "pi3=192.0.2.3 power=simplerest/1/http://admin:secret@192.0.2.9/{index}/{value}"))
+    for path in private:
+        assert "admin:secret" in path.read_text()
+        assert path.stat().st_mode & 0o777 == 0o600
+    services.up(config)
+
+
 def test_down_refuses_while_a_board_is_held(config: Config, coordinator: Coordinator) -> None:
     with acquired(coordinator, {"name": "pi3"}, limit_s=LIMIT_S):
         assert f"held by {own_name()} (since 20" in "\n".join(services.status(config).lines())
