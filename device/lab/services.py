@@ -194,8 +194,8 @@ def up(config: Config) -> LabState:
             started.append("coordinator")
             _wait(lab, "coordinator", lab.coordinator.responds)
         lab.coordinator.places()  # raises if a coordinator on another PC does not respond
-        text = yaml.safe_dump(resources(config, lab.rows), sort_keys=False)
-        # The exporter renders the file as a Jinja template, in which # starts a statement and ## a comment.
+        # The exporter renders the file as a Jinja template, in which ## starts a comment.
+        text = f"{{% raw %}}\n{yaml.safe_dump(resources(config, lab.rows), sort_keys=False)}{{% endraw %}}\n"
         command = f"labgrid-exporter -c {lab.coordinator.address} THIS_FILE"
         header = f"## Generated from lab.boards. To start the exporter: {command}\n"
         described = lab.folder / "exporter.yaml"
