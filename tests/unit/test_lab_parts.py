@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from labgrid import Target, target_factory
 from labgrid.remote.exporter import exports
+from labgrid.resource import NetworkSerialPort
+from waiting import LIMIT_S, eventually
 
+import device.target  # noqa: F401 - registers ConsoleRecorder
 from device.lab import manual, merge, run, services, shard
 from device.lab.merge import Outcome
 from device.record import BOARD_LOST
@@ -123,6 +128,28 @@ def test_the_exporter_offers_the_devices_of_a_board(words: str, resource: dict[s
     assert offered == resource
     for name in offered:
         assert name in exports or name == "NetworkSerialPort", "labgrid's exporter must support the class"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_console_server_is_recorded(tmp_path: Path, address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        server = socket.create_server((address, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine does not have the address {address}")
+    target, log = Target("main"), tmp_path / "console"
+    NetworkSerialPort(target, name=None, host=address, port=server.getsockname()[1], protocol="raw")
+    recorder = target_factory.make_driver(target, "ConsoleRecorder", None, {"console": str(log)})
+    with server:
+        server.settimeout(LIMIT_S)
+        target.activate(recorder)
+        try:
+            board, _ = server.accept()
+            with board:
+                # pyserial discards what it receives before the port is open.
+                eventually(lambda: board.send(b"hello\n") and b"hello\n" in log.read_bytes())
+        finally:
+            target.deactivate(recorder)
 
 
 def test_a_board_can_have_another_architecture(tmp_path: Path) -> None:
