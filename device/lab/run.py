@@ -425,7 +425,9 @@ def host_of(config: Config, name: str) -> Iterator[str]:
 
 def _address(service: Mapping[str, Any]) -> str:
     """The address as ``USER@HOST:PORT``. A hand-written exporter configuration may lack the port."""
-    return f"{service['username']}@{service['address']}:{service.get('port', 22)}"
+    host = service["address"]
+    host = f"[{host}]" if ":" in host else host
+    return f"{service['username']}@{host}:{service.get('port', 22)}"
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Any]]) -> None:

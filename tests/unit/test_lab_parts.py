@@ -25,6 +25,7 @@ from device.lab import manual, merge, run, services, shard
 from device.lab.merge import Outcome
 from device.record import BOARD_LOST
 from device.suite_result import Paths
+from nfsroot import access
 from toolchain import files, lab_boards, ports, process
 from toolchain.config import Config, LabConfig, load_config
 from toolchain.errors import CommandFailed, ConfigError, UserError
@@ -169,8 +170,17 @@ def test_the_default_coordinator_is_on_the_loopback_address() -> None:
     assert services.Lab(chosen).coordinator.address == "lab.example:20408"
 
 
-def test_an_address_has_a_port_even_if_the_exporter_names_none() -> None:
-    assert run._address({"username": "pi", "address": "192.0.2.3"}) == "pi@192.0.2.3:22"
+@pytest.mark.parametrize(
+    ("service", "address"),
+    [
+        ({"username": "pi", "address": "192.0.2.3"}, "pi@192.0.2.3:22"),
+        ({"username": "root", "address": "2001:db8::5", "port": 2222}, "root@[2001:db8::5]:2222"),
+    ],
+)
+def test_the_address_of_a_place_can_be_parsed(service: dict[str, Any], address: str) -> None:
+    """A hand-written exporter configuration may lack the port."""
+    assert run._address(service) == address
+    assert access.parse_host(address) == (service["username"], service["address"], service.get("port", 22))
 
 
 def test_a_second_interrupt_waits_until_all_boards_are_released() -> None:
