@@ -22,6 +22,7 @@ from waiting import LIMIT_S, eventually
 
 import device.target  # noqa: F401 - registers ConsoleRecorder
 from device.lab import manual, merge, run, services, shard
+from device.lab.coordinator import Place
 from device.lab.merge import Outcome
 from device.record import BOARD_LOST
 from device.suite_result import Paths
@@ -181,6 +182,25 @@ def test_the_address_of_a_place_can_be_parsed(service: dict[str, Any], address: 
     """A hand-written exporter configuration may lack the port."""
     assert run._address(service) == address
     assert access.parse_host(address) == (service["username"], service["address"], service.get("port", 22))
+
+
+@pytest.mark.parametrize(
+    ("tags", "resources", "boots"),
+    [
+        ({}, ("NetworkService", "NetworkPowerPort"), True),
+        ({"power": "manual"}, ("NetworkService",), True),
+        ({}, ("NetworkService",), False),
+    ],
+)
+def test_a_board_that_is_switched_on_for_the_run_boots(
+    monkeypatch: pytest.MonkeyPatch, tags: dict[str, str], resources: tuple[str, ...], boots: bool
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(run, "ask_to_switch", lambda _name: None)
+    monkeypatch.setattr("device.suite.test_on_pi", lambda _config, **how: found.append(how["place"].boots))
+    place = Place(name="pi3", tags=tags, matches=(), holder="", since=0.0, resources=resources)
+    run._suite(services.Lab(Config()), place, run.How())
+    assert found == [boots]
 
 
 def test_a_second_interrupt_waits_until_all_boards_are_released() -> None:
