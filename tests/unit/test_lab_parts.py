@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import itertools
 import json
 import os
@@ -351,20 +352,26 @@ def test_the_chart_has_a_line_per_board(tmp_path: Path) -> None:
 
 
 def test_a_person_is_asked_to_switch_a_board(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only one question is asked at a time. If Enter is pressed before a question is shown, it is not the answer."""
     person, terminal = os.openpty()
+    os.write(person, b"\n\n")
+    shown = ""
+
+    def has_asked(number: int) -> bool:
+        nonlocal shown
+        shown += capsys.readouterr().err
+        return shown.count("switch the board off and on, then press Enter") >= number
+
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(manual.ask_to_switch, name, Path(os.ttyname(terminal))) for name in ("pi2", "pi3")]
         for number in (1, 2):
+            eventually(functools.partial(has_asked, number))
+            assert len(concurrent.futures.wait(asked, 1).done) == number - 1
             os.write(person, b"\n")
-            done, _ = concurrent.futures.wait(
-                asked, 60, concurrent.futures.FIRST_COMPLETED if number == 1 else "ALL_COMPLETED"
-            )
-            assert len(done) == number, "only one question must be asked at a time"
     os.close(person)
     os.close(terminal)
-    shown = capsys.readouterr().err
-    assert "pi2: switch the board off and on, then press Enter" in shown
-    assert "pi3: switch the board off and on, then press Enter" in shown
+    assert "pi2: switch the board off" in shown
+    assert "pi3: switch the board off" in shown
 
 
 def test_a_question_ends_with_the_run() -> None:
