@@ -309,6 +309,15 @@ def test_an_error_after_the_tests_is_shown(tmp_path: Path) -> None:
     assert (fault.get("message"), fault.text) == (first, error)
 
 
+def test_junit_with_control_characters_is_well_formed(tmp_path: Path) -> None:
+    error = str(CommandFailed("the suite did not start \x07", tail="\x1b[31mbad\x1b[0m \ufffe"))
+    dead = Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error=error)
+    merged = merge.write(Config(), [dead], tmp_path)
+    (fault,) = ElementTree.parse(merged.paths.junit).getroot().iter("error")  # noqa: S314 - our own file
+    assert fault.get("message") == r"the suite did not start \x07"
+    assert r"\x1b[31mbad\x1b[0m \ufffe" in str(fault.text)
+
+
 def test_all_boards_passed(tmp_path: Path) -> None:
     merged = merge.write(Config(), [outcome(tmp_path, "one", a="passed")], tmp_path)
     assert merged.ok
