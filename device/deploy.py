@@ -217,8 +217,8 @@ def put(
     Raises ArtefactMissing, ArtefactDamaged or InUse.
     """
     began = time.monotonic()
-    manifest = require_export(layout)
     with _locked(layout), contextlib.ExitStack() as cleanup:
+        manifest = require_export(layout)
         contents = [(layer, _stage(layout.tree, layer, cleanup)) for layer in layers]
         current = {path for _, content in contents for path in content}
         stale = [_stale(layout.tree, content, current, owned_prefixes) for _, content in contents]

@@ -83,6 +83,7 @@ class DeviceSession:
         self.began = time.monotonic()
         self.status: int | None = None
         self.fault = self.fix = ""
+        self.ran = False
         self.session: pytest.Session
         self.record: TextIO | None = None
 
@@ -126,6 +127,7 @@ class DeviceSession:
                 self._note("booted", seconds=round(time.monotonic() - self.began, 3), **self._boot_facts(strategy))
                 self._wait_for_deployed_files(strategy)
                 self._run(strategy)
+                self.ran = True
                 strategy.transition("off")
             except StrategyError as fault:
                 self._exit(cause_of(fault))
@@ -343,6 +345,7 @@ class DeviceSession:
         self._note(
             "error",
             kind=type(fault).__name__,
+            after_tests=self.ran,
             summary=fault.summary,
             expected=fault.expected,
             found=fault.found,

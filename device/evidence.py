@@ -152,16 +152,14 @@ def tools(config: Config) -> dict[str, str]:
 
 
 def _steps(config: Config, layout: Layout) -> list[Manifest]:
-    """Return the manifests of the build steps, oldest first."""
-    paths = [path for path in config.target_root.rglob(f"*{MANIFEST_SUFFIX}") if not _inside(path, layout)]
-    paths.sort(key=lambda path: path.stat().st_mtime)
-    return [found for path in paths if (found := Manifest.read(path)) is not None]
-
-
-def _inside(path: Path, layout: Layout) -> bool:
-    return path == layout.manifest or any(
-        path.is_relative_to(folder) for folder in (layout.place, layout.aside, layout.folder)
-    )
+    """Return the manifests of the build steps, oldest first. A manifest that a build removes meanwhile is left out."""
+    found = []
+    for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):
+            written = path.stat().st_mtime
+            if path != layout.manifest and (manifest := Manifest.read(path)) is not None:
+                found.append((written, manifest))
+    return [manifest for _, manifest in sorted(found, key=lambda item: item[0])]
 
 
 def _step(manifest: Manifest) -> dict[str, Any]:

@@ -28,6 +28,7 @@ TIMING_BUDGET_S = 120.0
 """The time budget of timing.py. The script skips matrix widths that would exceed the budget, and lists them."""
 
 LOGIN_LIMIT_S = 300.0
+"""The time limit for the login to a system that is already running."""
 
 _HEADER = """\
 # labgrid environment, written by pitorch from invoke.yaml. Edit that file instead. To run the suite with this
@@ -55,6 +56,8 @@ class RemoteBoard:
     """The coordinator's address, HOST:PORT."""
     resources: Collection[str]
     """The classes of the place's resources."""
+    boots: bool = False
+    """Whether the board boots during the run, because it is switched off and on."""
 
     @property
     def drivers(self) -> list[str]:
@@ -125,7 +128,9 @@ def prepare(
     booted = layout
     if host is None and chroot:
         booted = _bare_system(config)
-    login: dict[str, Any] = {"connection_timeout": min(config.device.boot_timeout_s, LOGIN_LIMIT_S)}
+    boots = place is not None and place.boots
+    limit_s = config.device.boot_timeout_s
+    login: dict[str, Any] = {"connection_timeout": limit_s if boots else min(limit_s, LOGIN_LIMIT_S)}
     if host is None or not chroot:
         known_hosts = host_keys.pin(booted, paths.folder / "known_hosts")
         login |= {"keyfile": str(booted.client_key), "known_hosts": str(known_hosts), "export": str(booted.place)}

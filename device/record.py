@@ -38,7 +38,11 @@ class Test:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The lines that the board sent during a run. ``error`` is an error that ended the run, not a failed test."""
+    """The lines that the board sent during a run.
+
+    ``error`` is an error that ended the run, not a failed test. Its value ``after_tests`` is true if the error occurred
+    after the last test, when the board was switched off.
+    """
 
     facts: Mapping[str, Any]
     booted: Mapping[str, Any]

@@ -41,7 +41,7 @@ from toolchain.errors import CommandFailed, InUse, RootNeeded, UserError
 
 _MARGIN_S = 600.0
 _REPORT = "the report of the device suite"
-_INTERNAL_ERROR = 3  # pytest.ExitCode
+_COMPLETED, _INTERNAL_ERROR = (0, 1, 5), 3  # pytest.ExitCode
 _RAISED_IN_PYTEST = re.compile(r"^INTERNALERROR> (OSError: .*)", re.MULTILINE)
 _RAISED_AT_EXIT = re.compile(r"^(OSError: .*)\Z", re.MULTILINE)
 """Patterns for an OSError that ended pytest on this PC. Output from the board can also match the first pattern."""
@@ -76,11 +76,12 @@ def test_on_pi(
     that the caller has deployed to the board's tree, as input for ``sha256sum --check``; the board must read these
     files.
 
-    The report is written even if tests fail. Raises DeviceTestsFailed if a test failed or none ran; ChainBroken if all
-    tests passed but the tested files are not the files that were built, or if the board does not read the deployed
-    files; InUse if another run writes to the same report; ArtefactMissing if there is no exported tree; RootNeeded if
-    the tree must be served; DiskFull if the report does not fit; BoardSilent; AccessDenied; and UserError, for example
-    if ``keyword`` is not a valid expression.
+    The report is written even if tests fail, or if the board cannot be switched off after the tests. Raises
+    DeviceTestsFailed if a test failed or none ran; ChainBroken if all tests passed but the tested files are not the
+    files that were built, or if the board does not read the deployed files; InUse if another run writes to the same
+    report; ArtefactMissing if there is no exported tree; RootNeeded if the tree must be served; DiskFull if the report
+    does not fit; CommandFailed if pytest fails on this PC, before or after the tests; BoardSilent; AccessDenied; and
+    UserError, for example if ``keyword`` is not a valid expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -114,7 +115,7 @@ def test_on_pi(
         if found and (full := files.full_disk(found[1], _REPORT, paths.folder)):
             raise full
         record = Record.read(paths.record)
-        if record.error is not None:
+        if record.error is not None and not record.error["after_tests"]:
             raise _error_from_record(record.error)
         if not record.tests and not record.facts:
             raise CommandFailed(
@@ -137,8 +138,13 @@ def test_on_pi(
         report.write(document, staging.report, evidence_file=staging.evidence)
         _replace_results(paths)
     result = result_of(document, paths, time.monotonic() - began)
+    fault = _error_after_tests(record, done)
     if not (result.clean if test_files else result.ok):
+        if fault is not None:
+            progress.warn(str(fault))
         raise error_of(result, record)
+    if fault is not None:
+        raise fault
     return result
 
 
@@ -241,6 +247,22 @@ class _Progress:
         self._bar.update(self._done, total=self._total and max(self._total, self._done), note=found[1])
         if found[2] != "PASSED":
             progress.say(f"    {found[1]} {found[2]}{found[3]}")
+
+
+def _error_after_tests(record: Record, done: process.Completed) -> UserError | None:
+    """Return the error that ended pytest on this PC although the board sent results; None if pytest ended normally."""
+    if record.error is not None:
+        return _error_from_record(record.error)
+    if done.returncode in _COMPLETED:
+        return None
+    return CommandFailed(
+        "pytest failed on this PC",
+        returncode=done.returncode,
+        expected="exit status 0, 1 or 5",
+        found=process.explain_exit(done.returncode),
+        tail=done.output[-4000:],
+        fix="find the cause in the output below; the report contains the results of the tests",
+    )
 
 
 def _error_from_record(recorded: Mapping[str, Any]) -> UserError:

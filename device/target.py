@@ -8,6 +8,7 @@ labgrid's SSHDriver accepts any host key; PinnedSSHDriver accepts only the expec
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import shutil
 import threading
@@ -191,8 +192,16 @@ class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
         super().__attrs_post_init__()
         self._recording = contextlib.ExitStack()
 
+    def on_activate(self) -> None:
+        """Start recording. labgrid requires that an IPv6 address is in brackets."""
+        if ":" in self.port.host:
+            self.port.host = f"[{self.port.host.strip('[]')}]"
+        super().on_activate()
+
     def open(self) -> None:
         """Start recording."""
+        # labgrid composes the URL of an IPv6 address without brackets.
+        self.serial.port = re.sub(r"//(.*:.*)(:\d+)", r"//[\1]\2", self.serial.port)
         log, ended = Path(self.console), threading.Event()
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()

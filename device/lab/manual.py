@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import termios
 import threading
 from pathlib import Path
 
@@ -21,8 +22,8 @@ _one_question = threading.Lock()
 def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
     """Ask the user to switch the board off and on, and wait for the answer.
 
-    If several runs are in progress, their prompts appear one after the other. Raises UserError if there is no terminal,
-    and CommandFailed if the user presses Ctrl-C.
+    If several runs are in progress, their prompts appear one after the other. Keys that are pressed before the prompt
+    appears are ignored. Raises UserError if there is no terminal, and CommandFailed if the user presses Ctrl-C.
     """
     interrupted = threading.Event()
     with process.on_interrupt(interrupted.set), contextlib.ExitStack() as stack:
@@ -38,6 +39,7 @@ def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
                 found=f"{terminal}: {fault.strerror}",
                 fix="run the task in a terminal, or remove power=manual from lab.boards and start the board first",
             ) from fault
+        termios.tcflush(answers, termios.TCIFLUSH)  # a key that was pressed before the prompt is not the answer
         progress.say(f"    {name}: switch the board off and on, then press Enter")
         while not select.select([answers], [], [], _POLL_S)[0]:
             _require_going_on(name, interrupted)

@@ -22,6 +22,7 @@ from device.suite_result import Paths
 from toolchain import files, templates
 from toolchain.config import Config
 from toolchain.errors import DeviceTestsFailed
+from toolchain.text import printable
 
 _TEMPLATE = Path(__file__).resolve().parent.parent / "templates" / "lab.html.j2"
 _BAD = ("failed", "error")
@@ -312,8 +313,9 @@ def junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
 def _add_error(suite: ElementTree.Element, outcome: Outcome, name: str) -> None:
     """Add a failed test case that contains the board's error."""
     case = ElementTree.SubElement(suite, "testcase", classname=outcome.board, name=name)
-    fault = ElementTree.SubElement(case, "error", message=outcome.reason or "no result")
-    fault.text = outcome.error
+    # XML cannot contain control characters, such as those in a program's output.
+    fault = ElementTree.SubElement(case, "error", message=printable(outcome.reason) or "no result")
+    fault.text = printable(outcome.error)
     _count(suite, 1)
 
 

@@ -385,10 +385,13 @@ def _suite(lab: Lab, place: Place, how: How) -> SuiteResult:
             fix="run ./inv lab status to list the places, and choose another one",
         )
     target = target_of(lab.config, place.tags)
-    deployed = how.trees.bring(target, running=_running(place, place.resources)) if how.trees else None
+    running = _running(place, place.resources)
+    deployed = how.trees.bring(target, running=running) if how.trees else None
     if place.tags.get("power") == lab_boards.MANUAL:
         ask_to_switch(place.name)
-    board = RemoteBoard(name=place.name, coordinator=lab.coordinator.address, resources=place.resources)
+    board = RemoteBoard(
+        name=place.name, coordinator=lab.coordinator.address, resources=place.resources, boots=not running
+    )
     return suite.test_on_pi(
         target,
         qemu=_virtual(place),
@@ -425,7 +428,9 @@ def host_of(config: Config, name: str) -> Iterator[str]:
 
 def _address(service: Mapping[str, Any]) -> str:
     """The address as ``USER@HOST:PORT``. A hand-written exporter configuration may lack the port."""
-    return f"{service['username']}@{service['address']}:{service.get('port', 22)}"
+    host = service["address"]
+    host = f"[{host}]" if ":" in host else host
+    return f"{service['username']}@{host}:{service.get('port', 22)}"
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Any]]) -> None:

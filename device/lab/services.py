@@ -194,8 +194,8 @@ def up(config: Config) -> LabState:
             started.append("coordinator")
             _wait(lab, "coordinator", lab.coordinator.responds)
         lab.coordinator.places()  # raises if a coordinator on another PC does not respond
-        text = yaml.safe_dump(resources(config, lab.rows), sort_keys=False)
-        # The exporter renders the file as a Jinja template, in which # starts a statement and ## a comment.
+        # The exporter renders the file as a Jinja template, in which ## starts a comment.
+        text = f"{{% raw %}}\n{yaml.safe_dump(resources(config, lab.rows), sort_keys=False)}{{% endraw %}}\n"
         command = f"labgrid-exporter -c {lab.coordinator.address} THIS_FILE"
         header = f"## Generated from lab.boards. To start the exporter: {command}\n"
         described = lab.folder / "exporter.yaml"
@@ -203,7 +203,7 @@ def up(config: Config) -> LabState:
         running = bool(_session(lab, "exporter"))
         if changed and running:
             _stop(lab, "exporter")
-        files.write_text_atomically(described, header + text)
+        files.write_text_atomically(described, header + text, mode=0o600)  # the URL of a switch may have a password
         if lab.rows and (changed or not running):
             words = ["labgrid-exporter", "-c", lab.coordinator.address, "-n", lab.exporter_name]
             words += ["--hostname", _own_address(lab)]
@@ -352,6 +352,8 @@ def _own_address(lab: Lab) -> str:
 def _start(lab: Lab, name: str, words: Sequence[str]) -> None:
     folder = lab.folder / name  # labgrid's coordinator stores its places in the current folder
     folder.mkdir(parents=True, exist_ok=True)
+    files.remove(lab.log(name))
+    lab.log(name).touch(0o600)  # the exporter prints its configuration, which may contain the password of a switch
     with lab.log(name).open("wb") as log:
         child = subprocess.Popen(
             ["sh", "-c", _SUPERVISE, f"pitorch-lab-{name}", str(program(words[0])), *words[1:]],

@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from device_parts import layer
@@ -271,6 +272,22 @@ def test_deployment_during_an_export_is_refused(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InUse, match="another export or deployment is writing"):
             deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
+
+
+@root_only
+def test_manifest_of_an_export_that_has_just_ended_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    take = files.held
+
+    def export_and_take(*lock: Any) -> contextlib.AbstractContextManager[None]:
+        mark_as_export(layout, image_id="sha256:2", rootfs_sha256="")
+        return take(*lock)
+
+    monkeypatch.setattr(files, "held", export_and_take)
+    deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
+    manifest = Manifest.read(layout.manifest)
+    assert manifest is not None
+    assert manifest.facts["image_id"] == "sha256:2"
 
 
 @root_only

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.server
+import itertools
 import json
 import os
 import shlex
@@ -14,11 +16,12 @@ from xml.etree import ElementTree
 import here_board
 import pytest
 from device_parts import DEVICE_PYTEST, write_suite
+from http_parts import answering
 
 from device import record
 from toolchain import files, process
 from toolchain.config import ROOT
-from toolchain.errors import ChainBroken, CommandFailed
+from toolchain.errors import ChainBroken, CommandFailed, UserError
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,18 @@ class Run:
 
 
 def drive(
-    folder: Path, *, user: str = "root", keyword: str = "", served: tuple[Path, int] | None = None, **options: Any
+    folder: Path,
+    *,
+    user: str = "root",
+    keyword: str = "",
+    served: tuple[Path, int] | None = None,
+    switch: str = "",
+    **options: Any,
 ) -> Run:
     """Run the suite in ``folder``/suite with labgrid and ``device.drive`` in a separate process.
 
-    ``served`` contains a tree, which is served over NFS during the run, and the server's port.
+    ``served`` contains a tree, which is served over NFS during the run, and the server's port. ``switch`` is the URL of
+    the board's power switch.
     """
     options |= {"suite": str(folder / "suite"), "record": str(folder / "record"), "log": str(folder / "log")}
     resources: dict[str, Any] = {"NetworkService": {"address": "here", "username": user}}
@@ -53,6 +63,9 @@ def drive(
     if served is not None:
         resources["ExportedTree"] = {"folder": str(served[0])}
         drivers["TreeServerDriver"] = {"port": served[1]}
+    if switch:
+        resources["NetworkPowerPort"] = {"model": "simplerest", "host": switch, "index": "1"}
+        drivers["NetworkPowerDriver"] = {"delay": 0.0}
     drivers |= {"HereDriver": {}, "BoardStrategy": {}}  # last, because the strategy binds to the preceding drivers
     target = {"resources": resources, "drivers": drivers}
     imports = ["device.target", "device.strategy", here_board.__file__]
@@ -168,6 +181,29 @@ def test_error_outside_the_tests_fails_the_suite(tmp_path: Path) -> None:
     assert "broken_plugin" in errors[0].text
 
 
+def test_switch_that_fails_after_the_tests_keeps_their_results(tmp_path: Path) -> None:
+    """The switch works when the board is switched off and on, but not when it is switched off at the end."""
+    requests = itertools.count(1)
+
+    class Switch(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if next(requests) < 3 else 500)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    write_suite(tmp_path / "suite", a="def test_first(): pass")
+    with answering(Switch) as port:
+        run = drive(tmp_path, switch=f"http://127.0.0.1:{port}/{{index}}/{{value}}")
+    assert run.status == UserError.exit_code, run.output
+    assert run.outcomes() == {"test_first": "passed"}
+    assert run.junit_failures() == set()
+    assert run.record.error is not None
+    assert run.record.error["after_tests"] is True
+    assert run.record.error["summary"] == "the power switch of the board does not work"
+
+
 def test_lost_board_fails_the_remaining_tests(tmp_path: Path) -> None:
     write_suite(tmp_path / "suite", a="import os\ndef test_dies(): os._exit(9)\ndef test_after(): pass")
     run = drive(tmp_path)
@@ -183,6 +219,7 @@ def test_a_selection_rejected_by_pytest_is_reported(tmp_path: Path) -> None:
     run = drive(tmp_path, keyword="first and")
     assert run.status == CommandFailed.exit_code
     assert run.record.error is not None
+    assert run.record.error["after_tests"] is False
     assert "rejected the selection of tests" in run.record.error["summary"]
     assert "Wrong expression passed to '-k': first and" in run.record.error["found"]
     assert "--select" in run.record.error["fix"]

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from exports import HOST_KEY, exported_in
 from labgrid import Environment
 from labgrid.driver import ExecutionError
 from labgrid.strategy import StrategyError
 
 from device import labgrid_environment, suite
+from device.labgrid_environment import RemoteBoard
 from device.strategy import BoardStrategy, Status, cause_of
 from device.suite_result import Paths
 from nfsroot import access
@@ -70,6 +72,16 @@ def test_real_board_is_not_booted(config: Config) -> None:
     strategy.transition("booted")
     assert strategy.status is Status.booted, "states without a driver need no action"
     strategy.abandon()
+
+
+@pytest.mark.parametrize(("boots", "limit_s"), [(True, 1200.0), (False, labgrid_environment.LOGIN_LIMIT_S)])
+def test_board_that_boots_may_use_the_whole_boot_timeout(config: Config, boots: bool, limit_s: float) -> None:
+    slow = replace(config, device=replace(config.device, boot_timeout_s=1200.0))
+    place = RemoteBoard(name="pi3", coordinator="127.0.0.1:1", resources=(), boots=boots)
+    paths = Paths(folder=config.target_root / "report")
+    labgrid_environment.prepare(slow, paths, host=None, chroot=False, timing=False, place=place)
+    written = yaml.safe_load(paths.environment.read_text())
+    assert written["targets"]["main"]["drivers"]["PinnedSSHDriver"]["connection_timeout"] == limit_s
 
 
 def test_host_key_of_a_new_board_is_accepted_at_login(config: Config) -> None:

@@ -27,6 +27,7 @@ from exports import exported_in
 from http_parts import answering
 from lab_parts import programs, running, with_boards
 from labgrid import Environment
+from labgrid.remote.config import ResourceConfig
 from labgrid.strategy import StrategyError
 from processes import command_lines
 from waiting import LIMIT_S, eventually
@@ -117,6 +118,28 @@ def test_a_changed_row_changes_the_place(config: Config, coordinator: Coordinato
     assert set(coordinator.places()) == {"pi3", "pi5"}, "the place of the removed row must be deleted"
     services.up(config)
     assert set(coordinator.places()) == {"pi3", "pi4"}
+
+
+def test_other_users_cannot_read_the_password_of_a_switch(config: Config) -> None:
+    """The exporter prints its configuration to its log. Earlier versions created both files with mode 0644."""
+    lab = services.Lab(config)
+    private = (lab.folder / "exporter.yaml", lab.log("exporter"))
+    for path in private:
+        path.chmod(0o644)
+    services.up(with_boards(config, "pi3=192.0.2.3 power=simplerest/1/http://admin:secret@192.0.2.9/{index}/{value}"))
+    for path in private:
+        assert "admin:secret" in path.read_text()
+        assert path.stat().st_mode & 0o777 == 0o600
+    services.up(config)
+
+
+def test_template_syntax_in_a_row_reaches_the_exporter(config: Config) -> None:
+    """The exporter renders its configuration as a Jinja template."""
+    host = "http://admin:a##b{{c{%d{#e@192.0.2.9/{index}/{value}"
+    services.up(with_boards(config, f"pi3=192.0.2.3 power=simplerest/1/{host}"))
+    read = ResourceConfig(str(services.Lab(config).folder / "exporter.yaml")).data
+    assert read["pi3"]["NetworkPowerPort"]["host"] == host
+    services.up(config)
 
 
 def test_down_refuses_while_a_board_is_held(config: Config, coordinator: Coordinator) -> None:

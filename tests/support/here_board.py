@@ -19,5 +19,9 @@ class HereDriver(PinnedSSHDriver):
     def on_deactivate(self) -> None:
         """Do nothing, because no logout is needed."""
 
+    def _run(self, cmd: str, **_: object) -> tuple[list[str], list[str], int]:
+        done = self.stream(cmd, limit_s=60, check=False)
+        return done.output.splitlines(), [], done.returncode
+
     def _argv(self, command: str) -> list[str]:
         return ["sh", "-c", command]

@@ -270,6 +270,37 @@ def test_document_contains_the_commit_of_the_build(chain: Chain) -> None:
     assert json.loads(json.dumps(document)) == document
 
 
+def test_steps_are_sorted_by_time_without_the_export(chain: Chain) -> None:
+    for number, name in enumerate(("system", "qpu-ops", "libqpu")):
+        os.utime(chain.root / f"{name}{MANIFEST_SUFFIX}", (number, number))
+    chain.layout = Layout(chain.root / "nfsroot")
+    chain.export()
+    steps = evidence._steps(chain.config, chain.layout)
+    assert [step.step for step in steps] == ["system", "qpu-ops", "libqpu"]
+
+
+def test_manifest_that_a_build_removes_is_left_out(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build removes a step's manifest when it runs the step again, possibly while the evidence is collected."""
+    find = Path.glob
+    removed = chain.root / f"libqpu{MANIFEST_SUFFIX}"
+
+    def glob(folder: Path, pattern: str) -> list[Path]:
+        found = list(find(folder, pattern))
+        removed.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "glob", glob)
+    monkeypatch.setattr(Path, "rglob", glob)
+    assert {step.step for step in evidence._steps(chain.config, chain.layout)} == {"system", "qpu-ops"}
+
+
+def test_only_manifests_of_build_steps_are_read(chain: Chain) -> None:
+    """The folders of the target, such as the scratch folders of a build, may change while the evidence is collected."""
+    (chain.root / "scratch").mkdir()
+    Manifest(step="other", key="k", inputs={}).write(chain.root / "scratch" / f"other{MANIFEST_SUFFIX}")
+    assert "other" not in {step.step for step in evidence._steps(chain.config, chain.layout)}
+
+
 TORCH: dict[str, Any] = {"name": "torch-2.6.0-cp313-cp313-linux_armv7l.whl", "size": 5, "sha256": "c" * 64}
 EXTENSION: dict[str, Any] = {
     "name": "pitorch_qpu_ops-0.1.0-cp313-cp313-linux_armv7l.whl",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import itertools
 import json
 import os
 import signal
+import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +16,18 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from labgrid import Target, target_factory
 from labgrid.remote.exporter import exports
+from labgrid.resource import NetworkSerialPort
+from waiting import LIMIT_S, eventually
 
+import device.target  # noqa: F401 - registers ConsoleRecorder
 from device.lab import manual, merge, run, services, shard
+from device.lab.coordinator import Place
 from device.lab.merge import Outcome
 from device.record import BOARD_LOST
 from device.suite_result import Paths
+from nfsroot import access
 from toolchain import files, lab_boards, ports, process
 from toolchain.config import Config, LabConfig, load_config
 from toolchain.errors import CommandFailed, ConfigError, UserError
@@ -125,6 +133,28 @@ def test_the_exporter_offers_the_devices_of_a_board(words: str, resource: dict[s
         assert name in exports or name == "NetworkSerialPort", "labgrid's exporter must support the class"
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_console_server_is_recorded(tmp_path: Path, address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        server = socket.create_server((address, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine does not have the address {address}")
+    target, log = Target("main"), tmp_path / "console"
+    NetworkSerialPort(target, name=None, host=address, port=server.getsockname()[1], protocol="raw")
+    recorder = target_factory.make_driver(target, "ConsoleRecorder", None, {"console": str(log)})
+    with server:
+        server.settimeout(LIMIT_S)
+        target.activate(recorder)
+        try:
+            board, _ = server.accept()
+            with board:
+                # pyserial discards what it receives before the port is open.
+                eventually(lambda: board.send(b"hello\n") and b"hello\n" in log.read_bytes())
+        finally:
+            target.deactivate(recorder)
+
+
 def test_a_board_can_have_another_architecture(tmp_path: Path) -> None:
     config = load_config({"build": {"folder": str(tmp_path)}})
     row = lab_boards.parse("one=qemu architecture=arm64")
@@ -142,8 +172,36 @@ def test_the_default_coordinator_is_on_the_loopback_address() -> None:
     assert services.Lab(chosen).coordinator.address == "lab.example:20408"
 
 
-def test_an_address_has_a_port_even_if_the_exporter_names_none() -> None:
-    assert run._address({"username": "pi", "address": "192.0.2.3"}) == "pi@192.0.2.3:22"
+@pytest.mark.parametrize(
+    ("service", "address"),
+    [
+        ({"username": "pi", "address": "192.0.2.3"}, "pi@192.0.2.3:22"),
+        ({"username": "root", "address": "2001:db8::5", "port": 2222}, "root@[2001:db8::5]:2222"),
+    ],
+)
+def test_the_address_of_a_place_can_be_parsed(service: dict[str, Any], address: str) -> None:
+    """A hand-written exporter configuration may lack the port."""
+    assert run._address(service) == address
+    assert access.parse_host(address) == (service["username"], service["address"], service.get("port", 22))
+
+
+@pytest.mark.parametrize(
+    ("tags", "resources", "boots"),
+    [
+        ({}, ("NetworkService", "NetworkPowerPort"), True),
+        ({"power": "manual"}, ("NetworkService",), True),
+        ({}, ("NetworkService",), False),
+    ],
+)
+def test_a_board_that_is_switched_on_for_the_run_boots(
+    monkeypatch: pytest.MonkeyPatch, tags: dict[str, str], resources: tuple[str, ...], boots: bool
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(run, "ask_to_switch", lambda _name: None)
+    monkeypatch.setattr("device.suite.test_on_pi", lambda _config, **how: found.append(how["place"].boots))
+    place = Place(name="pi3", tags=tags, matches=(), holder="", since=0.0, resources=resources)
+    run._suite(services.Lab(Config()), place, run.How())
+    assert found == [boots]
 
 
 def test_a_second_interrupt_waits_until_all_boards_are_released() -> None:
@@ -251,6 +309,15 @@ def test_an_error_after_the_tests_is_shown(tmp_path: Path) -> None:
     assert (fault.get("message"), fault.text) == (first, error)
 
 
+def test_junit_with_control_characters_is_well_formed(tmp_path: Path) -> None:
+    error = str(CommandFailed("the suite did not start \x07", tail="\x1b[31mbad\x1b[0m \ufffe"))
+    dead = Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error=error)
+    merged = merge.write(Config(), [dead], tmp_path)
+    (fault,) = ElementTree.parse(merged.paths.junit).getroot().iter("error")  # noqa: S314 - our own file
+    assert fault.get("message") == r"the suite did not start \x07"
+    assert r"\x1b[31mbad\x1b[0m \ufffe" in str(fault.text)
+
+
 def test_all_boards_passed(tmp_path: Path) -> None:
     merged = merge.write(Config(), [outcome(tmp_path, "one", a="passed")], tmp_path)
     assert merged.ok
@@ -294,20 +361,26 @@ def test_the_chart_has_a_line_per_board(tmp_path: Path) -> None:
 
 
 def test_a_person_is_asked_to_switch_a_board(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only one question is asked at a time. If Enter is pressed before a question is shown, it is not the answer."""
     person, terminal = os.openpty()
+    os.write(person, b"\n\n")
+    shown = ""
+
+    def has_asked(number: int) -> bool:
+        nonlocal shown
+        shown += capsys.readouterr().err
+        return shown.count("switch the board off and on, then press Enter") >= number
+
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(manual.ask_to_switch, name, Path(os.ttyname(terminal))) for name in ("pi2", "pi3")]
         for number in (1, 2):
+            eventually(functools.partial(has_asked, number))
+            assert len(concurrent.futures.wait(asked, 1).done) == number - 1
             os.write(person, b"\n")
-            done, _ = concurrent.futures.wait(
-                asked, 60, concurrent.futures.FIRST_COMPLETED if number == 1 else "ALL_COMPLETED"
-            )
-            assert len(done) == number, "only one question must be asked at a time"
     os.close(person)
     os.close(terminal)
-    shown = capsys.readouterr().err
-    assert "pi2: switch the board off and on, then press Enter" in shown
-    assert "pi3: switch the board off and on, then press Enter" in shown
+    assert "pi2: switch the board off" in shown
+    assert "pi3: switch the board off" in shown
 
 
 def test_a_question_ends_with_the_run() -> None:

@@ -20,7 +20,7 @@ from device.suite_result import Paths
 from nfsroot.layout import Layout
 from toolchain import files, process
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import BoardSilent, InUse
+from toolchain.errors import BoardSilent, CommandFailed, DeviceTestsFailed, InUse, UserError
 
 NOBODY = "root@127.0.0.1:1"
 
@@ -94,6 +94,76 @@ def test_unreachable_board_keeps_the_earlier_results(config: Config, paths: Path
         suite.test_on_pi(replace(config, device=replace(config.device, boot_timeout_s=2.0)), host=NOBODY)
     assert [path.read_text() for path in paths.results] == ["earlier"] * 3
     assert not paths.staging.folder.exists()
+
+
+def run_that_ends(monkeypatch: pytest.MonkeyPatch, status: int, *lines: dict[str, object], outcome: str) -> None:
+    """Replace pytest by a run of one test that leaves these further lines in the record and this exit status."""
+    result = {"pitorch": "result", "nodeid": "test_a.py::test_x", "outcome": outcome, "seconds": 1.0, "text": ""}
+    facts = {"pitorch": "facts", "model": "Raspberry Pi 3"}
+    events = (facts, {"pitorch": "collected", "nodeids": ["test_a.py::test_x"]}, result, *lines)
+
+    def run_pytest(_config: Config, paths: Paths, *_: object) -> process.Completed:
+        paths.record.write_text("".join(json.dumps(event) + "\n" for event in events))
+        paths.staging.junit.write_text("<testsuites><testsuite/></testsuites>")
+        return process.Completed(("pytest",), status, "INTERNALERROR> ValueError: odd", 1.0)
+
+    monkeypatch.setattr(suite, "_run_pytest", run_pytest)
+
+
+POWER = {
+    "pitorch": "error",
+    "kind": "UserError",
+    "summary": "the power switch of the board does not work",
+    **dict.fromkeys(("expected", "found", "fix", "tail"), ""),
+}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "warning"),
+    [("passed", UserError, ""), ("failed", DeviceTestsFailed, "the power switch of the board does not work")],
+)
+def test_error_after_the_tests_does_not_prevent_the_report(
+    config: Config,
+    paths: Paths,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    outcome: str,
+    error: type[UserError],
+    warning: str,
+) -> None:
+    run_that_ends(monkeypatch, 10, {**POWER, "after_tests": True}, outcome=outcome)
+    with pytest.raises(UserError) as caught:
+        suite.test_on_pi(config, host=NOBODY)
+    assert type(caught.value) is error
+    assert json.loads(paths.evidence.read_text())["results"][outcome] == 1
+    assert all(path.read_text() != "earlier" for path in paths.results)
+    assert warning in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("outcome", "error"), [("passed", CommandFailed), ("failed", DeviceTestsFailed)])
+def test_internal_error_after_the_tests_is_not_a_success(
+    config: Config,
+    paths: Paths,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    outcome: str,
+    error: type[UserError],
+) -> None:
+    run_that_ends(monkeypatch, 3, outcome=outcome)
+    with pytest.raises(UserError) as caught:
+        suite.test_on_pi(config, host=NOBODY)
+    assert type(caught.value) is error
+    assert "ValueError: odd" in f"{caught.value}{capsys.readouterr().err}"
+    assert json.loads(paths.evidence.read_text())["results"][outcome] == 1
+
+
+def test_error_before_the_end_of_the_tests_keeps_the_results(
+    config: Config, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_that_ends(monkeypatch, 10, {**POWER, "after_tests": False}, outcome="passed")
+    with pytest.raises(UserError, match="the power switch of the board does not work"):
+        suite.test_on_pi(config, host=NOBODY)
+    assert [path.read_text() for path in paths.results] == ["earlier"] * 3
 
 
 @pytest.mark.parametrize("made", [("junit", "evidence", "report"), ("evidence", "report")])
