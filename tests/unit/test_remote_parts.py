@@ -176,6 +176,9 @@ def test_empty_results_agree() -> None:
         ("SIZE = 96", "SIZE = = 96", "SyntaxError"),
         ("SIZE = 96", "raise SystemExit(3)", "kernel.py:4: cannot be read: SystemExit: 3"),
         ("SIZE = 96", "SIZE = 0", "a size of 0"),
+        ("SIZE = 96", "SIZE = 'big'", "SIZE is not a number: ValueError"),
+        ("SIZE = 96", "SIZE = 96; TOLERANCE = 1e-3", "the tolerance is not a pair of numbers: TypeError: cannot"),
+        ("SIZE = 96", "SIZE = 96; TOLERANCE = ('a', 'b')", "the tolerance is not a pair of numbers: ValueError"),
         ("return [random", "return [1 / 0, random", "inputs() fails: ZeroDivisionError"),
         (
             "return [random.standard_normal(size, dtype=numpy.float32)]",
