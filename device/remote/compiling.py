@@ -21,7 +21,10 @@ import numpy
 from device.remote.reporting import Fault
 
 TOLERANCE = (1e-5, 1e-6)
-"""The default relative and absolute tolerance, which allows a few rounding errors in float32."""
+"""The default relative and absolute tolerance for floating-point results. It allows a few rounding errors in float32.
+
+By default, integer results must be equal.
+"""
 SEED = 20180501
 STANDALONE = Path(__file__).with_name("loader") / "standalone.cpp"
 
@@ -75,7 +78,8 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
     random = numpy.random.default_rng(SEED)
     arrays = guarded(path, "inputs() fails", lambda: [_contiguous(item) for item in source.inputs(size, random)])
     expected = guarded(path, "reference() fails", lambda: _contiguous(source.reference(*arrays)))
-    tolerance = getattr(source, f"{target.upper()}_TOLERANCE", getattr(source, "TOLERANCE", TOLERANCE))
+    default = (0.0, 0.0) if expected.dtype.kind in "iu" else TOLERANCE
+    tolerance = getattr(source, f"{target.upper()}_TOLERANCE", getattr(source, "TOLERANCE", default))
     count = getattr(source, "operations", lambda _: 0)
     return Kernel(
         name=path.stem,

@@ -205,6 +205,13 @@ def test_arrays_of_a_kernel_are_reproducible(tmp_path: Path) -> None:
     assert compiling.load(write(tmp_path), 7).arrays[0].shape == (7,)
 
 
+def test_integer_results_are_exact_by_default(tmp_path: Path) -> None:
+    whole = ("a * numpy.float32(2)", "a.astype(numpy.int32)")
+    assert compiling.load(write(tmp_path, RIGHT, whole), 0).tolerance == (0.0, 0.0)
+    chosen = ("SIZE = 96", "SIZE = 96; TOLERANCE = (0, 1)")
+    assert compiling.load(write(tmp_path, RIGHT, whole, chosen), 0).tolerance == (0.0, 1.0)
+
+
 @pytest.mark.parametrize("kernel", ["ad_one", "no/such.py", "pyproject.toml", ""])
 def test_missing_kernel_error_lists_the_known_ones(kernel: str) -> None:
     with pytest.raises(UserError) as caught:
