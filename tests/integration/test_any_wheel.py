@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import re
@@ -525,7 +526,13 @@ def test_wheels_for_another_machine_are_refused(tmp_path: Path) -> None:
         build.audit(wheel, load_config({}))
 
 
-def test_replaced_wheel_is_moved_with_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_replaced_wheel_is_moved_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), target, None, path)
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
     house = tmp_path / "house"
     old = make_wheel(house, {"a.py": "old = 1\n"})
     before = old.read_bytes()
