@@ -226,6 +226,24 @@ def test_local_paths_are_mounted_at_the_same_path(tmp_path: Path) -> None:
     assert all(bind.endswith(":ro") for bind in found.binds())
 
 
+def test_home_folder_is_expanded_where_pip_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ca.pem").write_text("")
+    (tmp_path / "wheels").mkdir()
+    settings = {
+        "cert": "~/ca.pem",
+        "find-links": "https://a.invalid/~user/ ~/wheels ~nobody-here/x",
+        "constraint": "~/constraints.txt",
+    }
+    found = pip_settings.for_container(settings, {}, [])
+    assert found.environment == {
+        "PIP_CERT": f"{tmp_path}/ca.pem",
+        "PIP_FIND_LINKS": f"https://a.invalid/~user/ {tmp_path}/wheels ~nobody-here/x",
+        "PIP_CONSTRAINT": "~/constraints.txt",
+    }
+    assert set(found.paths) == {f"{tmp_path}/ca.pem", f"{tmp_path}/wheels"}
+
+
 def test_settings_of_this_pcs_pip_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pip.conf").write_text("[global]\ntimeout = 77\n[wheel]\nno-index = true\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
