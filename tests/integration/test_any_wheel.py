@@ -468,7 +468,8 @@ def test_errors_of_apt_are_explained(tmp_path: Path, name: str) -> None:
     assert fault.fix
 
 
-def test_packages_of_missing_files_are_suggested(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["", "x-gzip"])
+def test_packages_of_missing_files_are_suggested(tmp_path: Path, encoding: str) -> None:
     lists = {
         "armhf": "usr/include/jpeglib.h libdevel/libjpeg62-turbo-dev\n"
         "usr/include/arm-linux-gnueabihf/jpeglib.h libdevel/libother-dev\n"
@@ -481,7 +482,7 @@ def test_packages_of_missing_files_are_suggested(tmp_path: Path) -> None:
     for name, text in lists.items():
         (folder / f"Contents-{name}.gz").write_bytes(gzip.compress(text.encode()))
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
-    with served(tmp_path / "mirror") as uri:
+    with served(tmp_path / "mirror", encoding) as uri:
         pocket = Pocket(name="main", suite="trixie", mirror="main")
         source = Source(pocket, uri, ("main",), tmp_path / "key", ("armhf", "amd64"))
         wanted = Wanted(name="a", version="1")
