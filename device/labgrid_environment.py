@@ -133,7 +133,7 @@ def prepare(
     login: dict[str, Any] = {"connection_timeout": limit_s if boots else min(limit_s, LOGIN_LIMIT_S)}
     if host is None or not chroot:
         known_hosts = host_keys.pin(booted, paths.folder / "known_hosts")
-        login |= {"keyfile": str(booted.client_key), "known_hosts": str(known_hosts), "export": str(booted.place)}
+        login |= {"key": str(booted.client_key), "known_hosts": str(known_hosts), "export": str(booted.place)}
     server = {"log": str(paths.folder / "nfs-server.log"), "events": events}
     if place is not None:
         options["coordinator_address"] = place.coordinator

@@ -244,6 +244,8 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
     class's options precede labgrid's.
     """
 
+    key: str = attr.ib(default="", validator=_text)
+    """The login key. labgrid's ``keyfile`` is not used, because ssh expands ``%`` in its argument."""
     known_hosts: str = attr.ib(default="", validator=_text)
     export: str = attr.ib(default="", validator=_text)
     """The folder of the export, whose host keys are written to ``known_hosts`` before each login."""
@@ -255,7 +257,7 @@ class PinnedSSHDriver(SSHDriver):  # type: ignore[misc]
             host=self.networkservice.address,
             port=self.networkservice.port,
             user=self._get_username(),
-            key=Path(self.keyfile) if self.keyfile else None,
+            key=Path(self.key) if self.key else None,
             known_hosts=Path(self.known_hosts) if self.known_hosts else None,
         )
 

@@ -48,7 +48,8 @@ class SshAccess:
                 "-o", f"HostKeyAlias={ALIAS}",
             ]  # fmt: skip
         if self.key is not None:
-            words += ["-o", "IdentitiesOnly=yes", "-i", str(self.key)]
+            # With -i, ssh ignores the key if there is no file with the name before expansion (%%).
+            words += ["-o", "IdentitiesOnly=yes", "-o", f"IdentityFile={_quoted(self.key)}"]
         return words
 
     def command(self, remote: Sequence[str] = (), *, connect_timeout_s: int = 20) -> list[str]:
@@ -135,5 +136,6 @@ def _to_type(program: str, access: SshAccess) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """Return a path quoted for ssh's option parser."""
-    return f'"{path}"' if " " in str(path) else str(path)
+    """Return a path quoted for ssh's option parser, with ``%`` as ``%%``, because ssh expands both paths."""
+    text = str(path).replace("%", "%%")
+    return f'"{text}"' if " " in text else text

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import requests
+import urllib3.exceptions
 
 from images import apt
 from toolchain import files, progress
@@ -131,13 +132,14 @@ def _downloaded(source: apt.Source, component: str, architecture: str, place: Pa
     try:
         with (
             progress.step("find packages with the missing files"),
-            requests.get(uri, timeout=_LIMIT_S, stream=True) as answer,
+            requests.get(uri, headers={"Accept-Encoding": "identity"}, timeout=_LIMIT_S, stream=True) as answer,
             files.replacing(place) as aside,
         ):
             answer.raise_for_status()
             with aside.open("wb") as sink:
-                for block in answer.iter_content(1 << 20):
+                # Some servers declare the file as Content-Encoding: gzip, and iter_content would then decompress it.
+                for block in answer.raw.stream(1 << 20, decode_content=False):
                     sink.write(block)
-    except (requests.RequestException, OSError):
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError):
         return False
     return True

@@ -112,11 +112,12 @@ def candidates(
 def audit(wheel: Path, target: Architecture) -> int:
     """Check the archive and every ELF file in it; return the number of ELF files.
 
-    Raises WheelUnusable if the archive is damaged or renamed, or PlatformMismatch if it contains an ELF file for
-    another machine or float ABI.
+    Raises WheelUnusable if the archive is damaged or renamed or its name is invalid, or PlatformMismatch if it contains
+    an ELF file for another machine or float ABI.
     """
     count = 0
     try:
+        parse_wheel_filename(wheel.name)
         # This reads every byte, so it also verifies the archive's own checksums.
         with WheelFile.open(wheel) as source:
             source.validate_record(validate_contents=True)
@@ -124,6 +125,13 @@ def audit(wheel: Path, target: Architecture) -> int:
             for name, content in elf_members(archive):
                 _check_elf(f"{wheel.name}: {name}", content, target)
                 count += 1
+    except InvalidWheelFilename as fault:
+        raise WheelUnusable(
+            f"{wheel.name} is not a valid wheel name",
+            expected="NAME-VERSION-PYTHON-ABI-PLATFORM.whl, with a version as defined in PEP 440",
+            found=str(fault),
+            fix="restore the file's original name; if the package's version is invalid, use another version",
+        ) from fault
     except (*UNREADABLE, InstallerError, ValueError, OSError) as fault:  # ValueError: the name of the file
         if isinstance(fault, OSError) and fault.errno not in (errno.EINVAL, None):
             raise  # not caused by the archive, unlike EINVAL (an invalid offset) and None (a bzip2 error)

@@ -25,6 +25,8 @@ _OF_INDICES = (
     *("cert", "client-cert", "proxy", "timeout", "default-timeout", "constraint", "build-constraint"),
 )
 _LISTS = ("extra-index-url", "find-links", "trusted-host", "constraint", "build-constraint")
+_EXPANDED = ("find-links", "cert", "client-cert")
+"""The settings in which pip replaces ``~`` by the home folder."""
 _SECTIONS = ("global", "download", "wheel", ":env:")
 """Sections that apply to ``pip wheel``; later ones take precedence."""
 _CERTIFICATES = ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE")
@@ -74,7 +76,11 @@ def parse(listing: str) -> dict[str, str]:
 
 def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_links: Sequence[str]) -> PipSettings:
     """Return the container's environment and mounts for the given settings."""
-    environment = {f"PIP_{key.upper().replace('-', '_')}": settings[key] for key in _OF_INDICES if settings.get(key)}
+    environment = {
+        f"PIP_{key.upper().replace('-', '_')}": _expanded(settings[key]) if key in _EXPANDED else settings[key]
+        for key in _OF_INDICES
+        if settings.get(key)
+    }
     environment |= {name: environ[name] for name in _CERTIFICATES if environ.get(name)}
     words = [
         word
@@ -89,6 +95,10 @@ def for_container(settings: Mapping[str, str], environ: Mapping[str, str], find_
         known = environment.get("PIP_FIND_LINKS", "")
         environment["PIP_FIND_LINKS"] = " ".join([*known.split(), *find_links])
     return PipSettings(environment, paths)
+
+
+def _expanded(value: str) -> str:
+    return " ".join(map(os.path.expanduser, value.split(" ")))  # Path.expanduser raises if there is no such user
 
 
 def _local(word: str) -> Path | None:

@@ -32,6 +32,10 @@ def place(wheel: Path, wheelhouse: Path) -> tuple[Path, list[str]]:
             aside.parent.mkdir(parents=True, exist_ok=True)
             # The hard link is created first, so that the old wheel always exists under at least one of the two names.
             files.remove(aside)
-            aside.hardlink_to(target)
+            try:
+                aside.hardlink_to(target)
+            except OSError:  # no hard links on this file system, or none to another user's file
+                with files.replacing(aside) as copy:
+                    shutil.copyfile(target, copy)
             warnings.append(f"{target.name} existed with different contents; that wheel was moved to {aside}")
     return target, warnings

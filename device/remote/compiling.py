@@ -21,7 +21,10 @@ import numpy
 from device.remote.reporting import Fault
 
 TOLERANCE = (1e-5, 1e-6)
-"""The default relative and absolute tolerance, which allows a few rounding errors in float32."""
+"""The default relative and absolute tolerance for floating-point results. It allows a few rounding errors in float32.
+
+By default, integer results must be equal.
+"""
 SEED = 20180501
 STANDALONE = Path(__file__).with_name("loader") / "standalone.cpp"
 
@@ -69,21 +72,21 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
     required = ("SIZE", "inputs", "reference")
     if missing := [name for name in required if not hasattr(source, name)]:
         raise Fault("kernel", f"{path} does not define {', '.join(missing)}")
-    size = size or int(source.SIZE)
+    size = size or guarded(path, "SIZE is not a number", lambda: int(source.SIZE))
     if size < 1:
         raise Fault("kernel", f"expected a size of 1 or more, found a size of {size}")
     random = numpy.random.default_rng(SEED)
     arrays = guarded(path, "inputs() fails", lambda: [_contiguous(item) for item in source.inputs(size, random)])
     expected = guarded(path, "reference() fails", lambda: _contiguous(source.reference(*arrays)))
-    tolerance = getattr(source, "TOLERANCE", TOLERANCE)
-    relative, absolute = getattr(source, f"{target.upper()}_TOLERANCE", tolerance)
+    default = (0.0, 0.0) if expected.dtype.kind in "iu" else TOLERANCE
+    tolerance = getattr(source, f"{target.upper()}_TOLERANCE", getattr(source, "TOLERANCE", default))
     count = getattr(source, "operations", lambda _: 0)
     return Kernel(
         name=path.stem,
         size=size,
         arrays=tuple(arrays),
         expected=expected,
-        tolerance=(float(relative), float(absolute)),
+        tolerance=guarded(path, "the tolerance is not a pair of numbers", lambda: _pair(tolerance)),
         operations=guarded(path, "operations() fails", lambda: int(count(size))),
         source=source,
     )
@@ -148,6 +151,11 @@ def _import(path: Path) -> ModuleType:
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     return made
+
+
+def _pair(values: Any) -> tuple[float, float]:
+    relative, absolute = values
+    return float(relative), float(absolute)
 
 
 def _contiguous(array: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import re
@@ -223,6 +224,24 @@ def test_local_paths_are_mounted_at_the_same_path(tmp_path: Path) -> None:
     # A local index keeps its files next to its folder ``simple``, so the parent folder is mounted.
     assert set(found.paths) == {f"{tmp_path}/index", f"{tmp_path}/wheels", f"{tmp_path}/ca.pem"}
     assert all(bind.endswith(":ro") for bind in found.binds())
+
+
+def test_home_folder_is_expanded_where_pip_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ca.pem").write_text("")
+    (tmp_path / "wheels").mkdir()
+    settings = {
+        "cert": "~/ca.pem",
+        "find-links": "https://a.invalid/~user/ ~/wheels ~nobody-here/x",
+        "constraint": "~/constraints.txt",
+    }
+    found = pip_settings.for_container(settings, {}, [])
+    assert found.environment == {
+        "PIP_CERT": f"{tmp_path}/ca.pem",
+        "PIP_FIND_LINKS": f"https://a.invalid/~user/ {tmp_path}/wheels ~nobody-here/x",
+        "PIP_CONSTRAINT": "~/constraints.txt",
+    }
+    assert set(found.paths) == {f"{tmp_path}/ca.pem", f"{tmp_path}/wheels"}
 
 
 def test_settings_of_this_pcs_pip_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +468,8 @@ def test_errors_of_apt_are_explained(tmp_path: Path, name: str) -> None:
     assert fault.fix
 
 
-def test_packages_of_missing_files_are_suggested(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["", "x-gzip"])
+def test_packages_of_missing_files_are_suggested(tmp_path: Path, encoding: str) -> None:
     lists = {
         "armhf": "usr/include/jpeglib.h libdevel/libjpeg62-turbo-dev\n"
         "usr/include/arm-linux-gnueabihf/jpeglib.h libdevel/libother-dev\n"
@@ -462,7 +482,7 @@ def test_packages_of_missing_files_are_suggested(tmp_path: Path) -> None:
     for name, text in lists.items():
         (folder / f"Contents-{name}.gz").write_bytes(gzip.compress(text.encode()))
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
-    with served(tmp_path / "mirror") as uri:
+    with served(tmp_path / "mirror", encoding) as uri:
         pocket = Pocket(name="main", suite="trixie", mirror="main")
         source = Source(pocket, uri, ("main",), tmp_path / "key", ("armhf", "amd64"))
         wanted = Wanted(name="a", version="1")
@@ -525,7 +545,13 @@ def test_wheels_for_another_machine_are_refused(tmp_path: Path) -> None:
         build.audit(wheel, load_config({}))
 
 
-def test_replaced_wheel_is_moved_with_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_replaced_wheel_is_moved_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), target, None, path)
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
     house = tmp_path / "house"
     old = make_wheel(house, {"a.py": "old = 1\n"})
     before = old.read_bytes()

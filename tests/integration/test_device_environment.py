@@ -22,7 +22,7 @@ from device.suite_result import Paths
 from nfsroot import access
 from nfsroot.layout import Layout
 from toolchain.config import Config
-from toolchain.errors import AccessDenied, ArtefactMissing, RootNeeded, UserError
+from toolchain.errors import AccessDenied, ArtefactMissing, BoardSilent, RootNeeded, UserError
 
 
 @pytest.fixture
@@ -94,6 +94,15 @@ def test_host_key_of_a_new_board_is_accepted_at_login(config: Config) -> None:
     with pytest.raises(ExecutionError):
         ssh._start_own_master_once(10)
     assert Path(ssh.known_hosts).read_text() == f"{access.ALIAS} {HOST_KEY}\n{access.ALIAS} ssh-ed25519 AAAAC3Nz\n"
+
+
+def test_ssh_expands_no_percent_sign_in_paths(tmp_path: Path) -> None:
+    made = environment(exported_in(tmp_path / "100%zip"), host="root@127.0.0.1:1")
+    ssh = made.get_target("main").get_driver("PinnedSSHDriver", activate=False)
+    ssh.connection_timeout = 0.0
+    with pytest.raises(BoardSilent) as caught:
+        ssh.on_activate()
+    assert caught.value.found == "ssh: connect to host 127.0.0.1 port 1: Connection refused"
 
 
 def test_board_with_its_own_system_uses_the_users_known_hosts(config: Config) -> None:
@@ -225,9 +234,10 @@ def test_ssh_commands_can_be_pasted(
 
 
 def test_ssh_options_pin_the_key_and_disable_prompts() -> None:
-    words = access.SshAccess(host="pi", known_hosts=Path("/a b/known"), key=Path("/k")).options()
+    words = access.SshAccess(host="pi", known_hosts=Path("/a b/known"), key=Path("/50% k")).options()
     assert "StrictHostKeyChecking=yes" in words
     assert 'UserKnownHostsFile="/a b/known"' in words
+    assert 'IdentityFile="/50%% k"' in words
     assert "BatchMode=yes" in words
     assert "UserKnownHostsFile" not in " ".join(access.SshAccess(host="pi").options())
 

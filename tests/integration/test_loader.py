@@ -8,6 +8,8 @@ import os
 import resource
 import shutil
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from elftools.elf.sections import SymbolTableSection
 from elftools.elf.segments import InterpSegment
 from remote_kernels import CRASHING, PARALLEL, RIGHT, write
 
-from device.remote import environment, loader_session, profiling, targets
+from device.remote import eager, environment, loader_session, profiling, targets
 from device.remote.address import parse
 from device.remote.loader_session import LoaderSession, Timing
 from device.remote.profiling import Profile
@@ -347,6 +349,30 @@ def test_second_session_waits_for_the_first() -> None:
         order.append("first")
     waiting.join()
     assert order == ["first", "second"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as two users")
+@pytest.mark.parametrize("program", ["loader", "torch_session"])
+def test_two_users_share_the_lock(program: str) -> None:
+    built = loader_session.build_loader(config(), targets.load("local")) if program == "loader" else eager.SCRIPT
+    python = [sys.executable] if program == "torch_session" else []
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        copy = shutil.copy(built, folder)
+
+        def start(user: int) -> subprocess.Popen[bytes]:
+            argv = [*python, copy, f"{folder}/lock", "0.1", "60"]
+            return subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user, group=user, extra_groups=(), umask=0o022
+            )
+
+        for user in (65533, 65532):
+            with start(user) as session:
+                assert session.stdout is not None
+                assert session.stdout.readline().startswith(b"ok ")
+                if user == 65532:  # the file contains the process ID of the first user's session, which has ended
+                    busy, _ = start(65533).communicate(timeout=60)
+                    assert busy == b"error busy another session is using the board\n"
 
 
 def test_lost_connection_ends_a_running_kernel(library: Path) -> None:

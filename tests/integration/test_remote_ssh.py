@@ -106,7 +106,7 @@ def reachable(sshd: Path, config: Config, folder: Path, variables: str = "", ent
 def serving(sshd: Path, shared: Config, folder: Path, *, with_torch: bool) -> Iterator[Running]:
     """Run a board. If ``with_torch`` is set, the board's Python imports this PC's PyTorch."""
     tvm = environment.ready_for_models(shared)
-    config = exported_in(folder)
+    config = exported_in(folder / "100%")  # ssh expands % in its options
     (config.build_root / "remote").mkdir(parents=True)
     for site in (tvm.site, *tvm.others):
         (config.build_root / "remote" / site.name).symlink_to(site.resolve())

@@ -35,12 +35,17 @@ def answering(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Ite
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder over HTTP; yield its address."""
+def served(folder: Path, encoding: str = "") -> Iterator[str]:
+    """Serve a folder over HTTP, with the given Content-Encoding; yield its address."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             """Print nothing."""
+
+        def end_headers(self) -> None:
+            if encoding:
+                self.send_header("Content-Encoding", encoding)
+            super().end_headers()
 
     with answering(functools.partial(Quiet, directory=str(folder))) as port:
         yield f"http://127.0.0.1:{port}"

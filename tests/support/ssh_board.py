@@ -36,8 +36,9 @@ def ssh_board(
     passwd = folder / "passwd"
     passwd.write_text(f"root:x:0:0:root:{folder}:/bin/sh\nsshd:x:65533:65534::/run/sshd:/usr/sbin/nologin\n")
     configuration = folder / "sshd_config"
+    accepted = str(layout.client_key).replace("%", "%%")
     configuration.write_text(
-        f"HostKey {folder / 'host'}\nAuthorizedKeysFile {layout.client_key}.pub\nStrictModes no\nUsePAM no\n"
+        f"HostKey {folder / 'host'}\nAuthorizedKeysFile {accepted}.pub\nStrictModes no\nUsePAM no\n"
         f"SetEnv PATH={folder}:{Path(sys.executable).parent}:/usr/bin:/bin {variables}\n"
     )
     if enter:

@@ -176,6 +176,9 @@ def test_empty_results_agree() -> None:
         ("SIZE = 96", "SIZE = = 96", "SyntaxError"),
         ("SIZE = 96", "raise SystemExit(3)", "kernel.py:4: cannot be read: SystemExit: 3"),
         ("SIZE = 96", "SIZE = 0", "a size of 0"),
+        ("SIZE = 96", "SIZE = 'big'", "SIZE is not a number: ValueError"),
+        ("SIZE = 96", "SIZE = 96; TOLERANCE = 1e-3", "the tolerance is not a pair of numbers: TypeError: cannot"),
+        ("SIZE = 96", "SIZE = 96; TOLERANCE = ('a', 'b')", "the tolerance is not a pair of numbers: ValueError"),
         ("return [random", "return [1 / 0, random", "inputs() fails: ZeroDivisionError"),
         (
             "return [random.standard_normal(size, dtype=numpy.float32)]",
@@ -200,6 +203,13 @@ def test_arrays_of_a_kernel_are_reproducible(tmp_path: Path) -> None:
     assert one.operations == 0
     assert one.tolerance == compiling.TOLERANCE
     assert compiling.load(write(tmp_path), 7).arrays[0].shape == (7,)
+
+
+def test_integer_results_are_exact_by_default(tmp_path: Path) -> None:
+    whole = ("a * numpy.float32(2)", "a.astype(numpy.int32)")
+    assert compiling.load(write(tmp_path, RIGHT, whole), 0).tolerance == (0.0, 0.0)
+    chosen = ("SIZE = 96", "SIZE = 96; TOLERANCE = (0, 1)")
+    assert compiling.load(write(tmp_path, RIGHT, whole, chosen), 0).tolerance == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("kernel", ["ad_one", "no/such.py", "pyproject.toml", ""])

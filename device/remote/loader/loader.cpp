@@ -603,10 +603,12 @@ class Session {
   std::vector<Array> arrays_;
 };
 
-// Waits for the lock. The lock file contains the process ID of the session that holds the lock.
+// Waits for the lock. The lock file contains the process ID of the last session that could write to it.
 bool locked(const char *path, double queueSeconds) {
   // Does not follow links: in /tmp, another user could have created a link to one of this user's files.
-  const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+  int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+  // The file of another user is not writable, even for root (fs.protected_regular). A lock needs no write access.
+  if (file < 0 && errno == EACCES) file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   if (file < 0) {
     complain("load", std::string(path) + ": " + std::strerror(errno));
     return false;
@@ -625,7 +627,8 @@ bool locked(const char *path, double queueSeconds) {
     if (std::chrono::steady_clock::now() >= deadline) {
       std::array<char, 16> holder{};
       const ssize_t got = pread(file, holder.data(), holder.size() - 1, 0);
-      const std::string user = got > 0 ? std::string("process ") + holder.data() : "another session";
+      const bool exists = got > 0 && access((std::string("/proc/") + holder.data()).c_str(), F_OK) == 0;
+      const std::string user = exists ? std::string("process ") + holder.data() : "another session";
       complain("busy", user + " is using the board");
       return false;
     }

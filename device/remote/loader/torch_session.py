@@ -447,7 +447,9 @@ def answer(request: bytes, deadline: float, limit_s: float) -> dict[str, Any]:
 
 def locked(path: str, queue_s: float) -> bool:
     """Take the board's lock, as loader.cpp does."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    file = _opened(path)
+    if file is None:
+        return False
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         print(f"error load {path} is not a regular file with a single link: remove it", flush=True)
@@ -456,13 +458,29 @@ def locked(path: str, queue_s: float) -> bool:
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(file, 0)
-            os.pwrite(file, str(os.getpid()).encode(), 0)
+            with contextlib.suppress(OSError):  # another user's file is open read-only
+                os.ftruncate(file, 0)
+                os.pwrite(file, str(os.getpid()).encode(), 0)
             return True
         if time.monotonic() >= deadline:
-            print(f"error busy process {os.pread(file, 15, 0).decode(errors='replace')} is using the board", flush=True)
+            holder = os.pread(file, 15, 0).decode(errors="replace")
+            user = f"process {holder}" if holder.isdecimal() and Path("/proc", holder).exists() else "another session"
+            print(f"error busy {user} is using the board", flush=True)
             return False
         time.sleep(0.05)
+
+
+def _opened(path: str) -> int | None:
+    """Open the lock file as loader.cpp does. Prints the reason and returns None if this is impossible."""
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+        except PermissionError:
+            return os.open(path, os.O_RDONLY | flags)
+    except OSError as fault:
+        print(f"error load {path}: {fault.strerror}", flush=True)
+        return None
 
 
 def _write(file: int, data: bytes) -> None:
