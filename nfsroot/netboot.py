@@ -186,8 +186,8 @@ def _running_dnsmasq(
         place.chmod(0o755)
         tftp = place / "tftp"
         shutil.copytree(layout.tftp, tftp)
-        for item in parts.firmware:
-            shutil.copyfile(item, tftp / item.name)
+        for name, item in parts.firmware.items():
+            shutil.copyfile(item, tftp / name)
         # The settings may have changed since the export, so cmdline.txt and dnsmasq.conf are written again.
         command_line = tftp / "cmdline.txt"
         command_line.write_text(current_command_line(command_line.read_text(), config, layout, address))

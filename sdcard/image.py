@@ -185,7 +185,7 @@ def _make(
     boot = scratch / "boot"
     parts = _write_boot(config, tree, fetched, boot, seed)
     for_wifi = _install_wifi_firmware(tree, wifi)
-    is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware)
+    is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware.values())
     added = [*([fetched] if is_fetched else []), *([wifi] if for_wifi else [])]
     added_firmware = {item.package: item.sha256 for item in added}
     if documents:
@@ -279,15 +279,17 @@ def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Pa
 
 def _install_wifi_firmware(tree: Path, wifi: firmware.Firmware) -> list[str]:
     """Copy the boards' Wi-Fi firmware and its licence; return the paths of the copies, relative to the tree."""
+    found = sorted(wifi.folder.glob("*/*fmac434*"))
+    sources = {f"usr/lib/firmware/{path.relative_to(wifi.folder)}": path for path in found}
+    if found:
+        sources[f"usr/share/doc/{wifi.licence.parent.name}/{wifi.licence.name}"] = wifi.licence
     copied = []
-    for path in sorted(wifi.folder.glob("*/*fmac434*")):
-        copied.append(f"usr/lib/firmware/{path.relative_to(wifi.folder)}")
-        inside(tree, copied[-1]).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, inside(tree, copied[-1]), follow_symlinks=False)
-    if copied:
-        copied.append(f"usr/share/doc/{wifi.licence.parent.name}/{wifi.licence.name}")
-        inside(tree, copied[-1]).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(wifi.licence, inside(tree, copied[-1]))
+    for path, source in sources.items():
+        target = inside(tree, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.remove(target)  # the image may contain a link that leads out of the tree
+        shutil.copy2(source, target, follow_symlinks=source is wifi.licence)
+        copied.append(str(target.relative_to(tree)))
     return copied
 
 

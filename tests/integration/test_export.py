@@ -950,8 +950,40 @@ def test_the_newest_kernel_and_its_files_are_selected(bootable: Path) -> None:
     assert parts.initramfs is not None
     assert parts.kernel.name == "vmlinuz-6.12.107-armmp"
     assert parts.initramfs.name == "initrd.img-6.12.107-armmp"
-    assert [item.name for item in parts.device_trees] == ["bcm2836-rpi-2-b.dtb", "bcm2837-rpi-3-b.dtb"]
+    assert list(parts.device_trees) == ["bcm2836-rpi-2-b.dtb", "bcm2837-rpi-3-b.dtb"]
     assert parts.missing() == ["bootcode.bin, start.elf, fixup.dat, start4.elf, fixup4.dat (package raspi-firmware)"]
+
+
+def test_links_between_boot_files_stay_in_the_tree(bootable: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("this PC")
+    outside.chmod(0o600)
+    boot, trees = bootable / "boot", bootable / "usr/lib/linux-image-6.12.107-armmp"
+    # Links in the tree, relative and absolute, as packages and users create them.
+    (boot / "vmlinuz-6.12.107-armmp").rename(trees / "image")
+    (boot / "vmlinuz-6.12.107-armmp").symlink_to("/usr/lib/linux-image-6.12.107-armmp/image")
+    (trees / "bcm2837-rpi-3-b-plus.dtb").symlink_to("bcm2837-rpi-3-b.dtb")
+    (boot / "vmlinuz").symlink_to("vmlinuz-6.12.9-armmp")
+    (boot / "start.elf").write_text("start.elf")
+    (boot / "start4.elf").symlink_to("/boot/start.elf")
+    # Links that lead out of the tree, or to themselves.
+    (boot / "vmlinuz-6.13.0-armmp").symlink_to(outside)
+    (boot / "initrd.img-6.12.107-armmp").unlink()
+    (boot / "initrd.img-6.12.107-armmp").symlink_to(f"../../../../../../../../..{outside}")
+    (trees / "bcm2711-rpi-4-b.dtb").symlink_to(outside)
+    (boot / "fixup.dat").symlink_to(outside)
+    (boot / "fixup4.dat").symlink_to("fixup4.dat")
+    (boot / "firmware").symlink_to(tmp_path)
+    (tmp_path / "bcm2711-rpi-400.dtb").write_text("this PC")
+    folder, _ = written(bootable, tmp_path)
+    made = {path.name: path.read_text() for path in (folder / "tftp").iterdir()}
+    assert made.keys() == {
+        "cmdline.txt", "config.txt", "vmlinuz", "start.elf", "start4.elf",
+        "bcm2836-rpi-2-b.dtb", "bcm2837-rpi-3-b.dtb", "bcm2837-rpi-3-b-plus.dtb",
+    }  # fmt: skip
+    assert made["vmlinuz"] == "kernel 6.12.107-armmp"
+    assert made["bcm2837-rpi-3-b-plus.dtb"] == "bcm2837-rpi-3-b.dtb"
+    assert made["start4.elf"] == "start.elf"
 
 
 def test_boot_files_of_a_board(bootable: Path, tmp_path: Path) -> None:
