@@ -173,14 +173,18 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def nameservers_of_host(candidates: Sequence[Path] = ()) -> tuple[str, ...]:
-    """Return this PC's name servers, except loopback addresses, which other machines cannot use."""
+    """Return this PC's name servers, except those that other machines cannot use.
+
+    These are loopback addresses and addresses that are valid on one of this PC's interfaces only (``fe80::1%eth0``).
+    """
     for source in candidates or (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")):
         try:
             lines = source.read_text(errors="replace").splitlines()
         except OSError:
             continue
         servers = [words[1] for line in lines if len(words := line.split()) > 1 and words[0] == "nameserver"]
-        if usable := tuple(server for server in servers if not server.startswith(("127.", "::1"))):
+        usable = tuple(item for item in servers if not item.startswith(("127.", "::1")) and "%" not in item)
+        if usable:
             return usable[:3]
     return ()
 

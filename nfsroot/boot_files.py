@@ -230,7 +230,7 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
         netmask=str(subnet.netmask),
         first=str(leases[0]) if leases else "",
         last=str(leases[1]) if leases else "",
-        nameservers=list(nameservers_of_host()),
+        nameservers=[server for server in nameservers_of_host() if ":" not in server],  # DHCP's option is for IPv4
         path=str(tree),
         tftp=str(tftp),
     )

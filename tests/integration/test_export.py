@@ -33,7 +33,7 @@ from registry_parts import second_engine, small_disk
 from waiting import eventually
 
 from engine.connect import connect, engine_lost
-from nfsroot import serve, unpack
+from nfsroot import boot_files, serve, unpack
 from nfsroot.boot_files import boot_parts, write_boot_files
 from nfsroot.export import export, print_result
 from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
@@ -1175,6 +1175,24 @@ def test_dhcp_with_and_without_another_server(bootable: Path, tmp_path: Path) ->
     if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
         for name in ("dnsmasq.conf", "dnsmasq-alone.conf"):
             subprocess.run([program, "--test", "-C", folder / name], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("servers", "option"),
+    [
+        (("2001:db8::53", "192.0.2.53"), ["dhcp-option=option:dns-server,192.0.2.53"]),
+        (("2001:db8::53",), []),
+    ],
+)
+def test_dhcp_offers_only_ipv4_name_servers(
+    bootable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: tuple[str, ...], option: list[str]
+) -> None:
+    monkeypatch.setattr(boot_files, "nameservers_of_host", lambda: servers)
+    folder, _ = written(bootable, tmp_path)
+    alone = folder / "dnsmasq-alone.conf"
+    assert [line for line in alone.read_text().splitlines() if "dns-server" in line] == option
+    if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
+        subprocess.run([program, "--test", "-C", alone], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,13 @@ def test_loopback_name_servers_are_left_out(tmp_path: Path) -> None:
     assert nameservers_of_host([stub, tmp_path / "none"]) == ()
 
 
+def test_name_servers_on_an_interface_are_left_out(tmp_path: Path) -> None:
+    stub, real = tmp_path / "stub", tmp_path / "real"
+    stub.write_text("nameserver fe80::1%eth0\n")
+    real.write_text("nameserver fe80::1%eth0\nnameserver 2001:db8::53\n")
+    assert nameservers_of_host([stub, real]) == ("2001:db8::53",)
+
+
 def test_hostname_and_hosts(tree: Path) -> None:
     (tree / "etc/hostname").write_text("build-pc\n")
     (tree / "etc/hosts").write_text("127.0.0.1 localhost build-pc\n")
