@@ -516,6 +516,21 @@ def test_a_tree_with_mounts_is_not_removed(config: Config, tmp_path: Path) -> No
 
 
 @needs_engine_and_root
+def test_a_mount_point_is_refused_before_the_copy(config: Config, tmp_path: Path) -> None:
+    place = tmp_path / "nfsroot"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
+    try:
+        with pytest.raises(UserError, match="is a mount point") as caught:
+            export(config, destination=place)
+        assert f"{place}/nfsroot" in caught.value.fix
+        assert export(config, destination=place / "nfsroot").layout is not None
+    finally:
+        subprocess.run(["umount", place], check=True)
+    assert list(place.iterdir()) == []
+
+
+@needs_engine_and_root
 def test_two_exports_of_a_tree_exclude_each_other(config: Config, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "nfsroot")
     with layout.lock.open("a") as held:
