@@ -13,7 +13,7 @@ import pytest
 from flow.firmware import Firmware
 from nfsroot.boot_files import BootParts
 from sdcard import bmap, first_boot
-from sdcard.image import _install_wifi_firmware, _used_blocks, imager_devices, number_of, uuid_of
+from sdcard.image import _install_wifi_firmware, _used_blocks, imager_devices, number_of, root_size, uuid_of
 from toolchain import process
 from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, ConfigError
@@ -84,6 +84,29 @@ def test_imager_offers_the_image_for_boards_that_boot_it(
 ) -> None:
     parts = BootParts(kernel=None, initramfs=None, device_trees={name: Path(name) for name in trees}, firmware={})
     assert imager_devices(architecture, parts) == devices
+
+
+KINDS = ("files", "folders", "symlinks", "devices", "fifos", "sockets")
+
+
+@pytest.mark.parametrize(
+    ("counts", "size_mib"),
+    [({"files": 3000, "folders": 21, "bytes": 3000 * 20_000}, 220), ({}, 144), ({"files": 1, "bytes": 1 << 30}, 1232)],
+)
+def test_a_root_has_an_inode_per_16_kib(counts: dict[str, int], size_mib: int) -> None:
+    made = root_size({**dict.fromkeys((*KINDS, "bytes"), 0), **counts})
+    assert made == (size_mib, size_mib << 20 >> 14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [20_000, 1_000_000])
+def test_a_root_has_inodes_for_many_small_entries(kind: str, count: int) -> None:
+    few = {**dict.fromkeys((*KINDS, "bytes"), 0), "files": 100}
+    (small, usual), (size_mib, inodes) = root_size(few), root_size({**few, kind: count})
+    assert inodes > 1.25 * count
+    assert size_mib % 4 == 0
+    assert (size_mib - small << 20) >= (inodes - usual) * 256, "expected room for the additional inodes"
+    assert inodes <= size_mib << 8, "expected at most one inode per block"
 
 
 @pytest.mark.parametrize("kind", ["absent", "file", "link", "folder link"])
