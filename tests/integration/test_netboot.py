@@ -40,7 +40,7 @@ from nfsroot.qemu import LEAN_INIT
 from nfsroot.tree import TreeHash
 from toolchain import board_events, process
 from toolchain.config import ROOT, Config, LabConfig, load_config
-from toolchain.errors import ArtefactMissing, InUse, NetworkUnreachable
+from toolchain.errors import ArtefactMissing, DiskFull, InUse, NetworkUnreachable
 from toolchain.manifest import Artefact
 
 pytestmark = [
@@ -261,6 +261,20 @@ def test_another_tftp_server_is_reported(exported: Config) -> None:
         other.bind((PC, 69))
         with pytest.raises(InUse, match="another DHCP or TFTP server"):
             netboot.netboot(exported, alone=True)
+
+
+def test_a_full_disk_is_reported(exported: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    (Layout.of(exported).tftp / "vmlinuz").write_bytes(bytes(1 << 20))
+    process.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", small])
+    try:
+        monkeypatch.setattr(tempfile, "tempdir", str(small))
+        with cable(), pytest.raises(DiskFull, match="no room for the boot files") as caught:
+            netboot.netboot(exported, alone=True)
+    finally:
+        process.run(["umount", small])
+    assert str(small) in caught.value.expected
 
 
 def test_an_export_is_required(exported: Config) -> None:
