@@ -77,7 +77,10 @@ def netboot(
 
     def event(board: Board) -> None:
         if board.state == "up" and config.nfs.overlay:
-            host_keys.publish(layout)
+            try:
+                host_keys.publish(layout)
+            except OSError as fault:  # the other boards must still be able to boot
+                progress.warn(f"cannot add the host keys of {board.address} to {layout.known_hosts}: {fault.strerror}")
         on_event(board)
 
     with (
