@@ -24,7 +24,7 @@ from rich.text import Text
 
 from nfsroot.tree import follow, inside, xattrs_of
 from toolchain import process
-from toolchain.files import replacing
+from toolchain.files import remove, replacing
 
 HELPER = Path(__file__).resolve().parent / "enter-nfsroot"
 HELPER_IN_TREE = "/usr/local/sbin/enter-nfsroot"
@@ -113,6 +113,7 @@ class Audit:
 
     def _replace(self, place: Path, text: str, owner: tuple[int, int], mode: int) -> None:
         with replacing(place) as aside:
+            remove(aside)  # the image may contain a link with this name
             aside.write_text(text, errors="surrogateescape")
             os.chown(aside, *owner)
             aside.chmod(mode)
@@ -172,14 +173,18 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def nameservers_of_host(candidates: Sequence[Path] = ()) -> tuple[str, ...]:
-    """Return this PC's name servers, except loopback addresses, which other machines cannot use."""
+    """Return this PC's name servers, except those that other machines cannot use.
+
+    These are loopback addresses and addresses that are valid on one of this PC's interfaces only (``fe80::1%eth0``).
+    """
     for source in candidates or (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")):
         try:
             lines = source.read_text(errors="replace").splitlines()
         except OSError:
             continue
         servers = [words[1] for line in lines if len(words := line.split()) > 1 and words[0] == "nameserver"]
-        if usable := tuple(server for server in servers if not server.startswith(("127.", "::1"))):
+        usable = tuple(item for item in servers if not item.startswith(("127.", "::1")) and "%" not in item)
+        if usable:
             return usable[:3]
     return ()
 
@@ -331,18 +336,18 @@ def _host_keys(tree: Audit) -> None:
 def _root_login(tree: Audit) -> None:
     if not tree.has("/etc/ssh"):
         return
-    folder, path = "/root/.ssh", "/root/.ssh/authorized_keys"
+    path = "/root/.ssh/authorized_keys"
     key = tree.settings.client_public_key.strip()
-    if not tree.has(folder):
-        place = inside(tree.root, folder)
-        place.mkdir(parents=True, mode=0o700)
+    place = follow(tree.root, "/root/.ssh")
+    if not place.exists():
+        place.mkdir(parents=True)
         os.chown(place, 0, 0)
-        tree.touched.append("root/.ssh")
+    place.chmod(0o700)
+    tree.touched.append(str(place.relative_to(tree.root)))
     mark = key.split()[-1]
     before = tree.text(path) or ""
     others = [line for line in before.splitlines() if not line.rstrip().endswith(mark)]
     wanted = "".join(f"{line}\n" for line in [*others, key])
-    inside(tree.root, folder).chmod(0o700)
     if wanted != before:
         tree.write(path, wanted, mode=0o600)
         tree.note(
@@ -439,12 +444,13 @@ def _clock(tree: Audit) -> None:
         tree.note("clock", path, f"older time: {before.strip()}", stamp)
     # systemd advances an older clock to this file's timestamp (systemd(1), since 250), and so does pi-init.
     path = "/usr/lib/clock-epoch"
-    if tree.has("/usr/lib") and (not tree.has(path) or inside(tree.root, path).lstat().st_mtime < now):
-        first = not tree.has(path)
-        if first:
+    place = inside(tree.root, path)
+    is_file = tree.has(path) and not place.is_symlink()
+    if tree.has("/usr/lib") and (not is_file or place.lstat().st_mtime < now):
+        if not is_file:
             tree.write(path, "")
-        os.utime(inside(tree.root, path), (now, now))
-        tree.note("clock", path, "no minimum time for a board without a clock" if first else "older time", stamp)
+        os.utime(place, (now, now), follow_symlinks=False)
+        tree.note("clock", path, "older time" if is_file else "no minimum time for a board without a clock", stamp)
 
 
 def _proxies(tree: Audit) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from nfsroot.audit import HELPER, nameservers_of_host
 from nfsroot.layout import Layout
 from nfsroot.rendering import render
 from nfsroot.serve import ganesha_configuration, major_version, plugin_folder, served_folders
-from nfsroot.tree import follow
+from nfsroot.tree import file_in, follow
 from toolchain import process
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
@@ -60,14 +60,15 @@ class BootParts:
 
     kernel: Path | None
     initramfs: Path | None
-    device_trees: tuple[Path, ...]
-    firmware: tuple[Path, ...]
+    device_trees: Mapping[str, Path]
+    """The files by name. A link's name may differ from its file's."""
+    firmware: Mapping[str, Path]
+    """The files by name."""
 
     @property
     def absent_firmware(self) -> list[str]:
         """The names of the firmware files that are absent."""
-        have = {item.name for item in self.firmware}
-        return [name for name in _FIRMWARE if name not in have]
+        return [name for name in _FIRMWARE if name not in self.firmware]
 
     def missing(self) -> list[str]:
         """Return the names of the files that a network boot needs but the tree lacks."""
@@ -78,60 +79,50 @@ class BootParts:
 
     def boots(self, soc: str) -> bool:
         """Return whether boards with this system on chip, such as ``bcm2712``, can boot from these files."""
-        return any(item.name.startswith(soc) for item in self.device_trees)
+        return any(name.startswith(soc) for name in self.device_trees)
 
 
 def boot_parts(tree: Path, firmware: Path | None = None) -> BootParts:
     """Find the newest kernel, its initramfs and device trees, and the boards' firmware.
 
-    If the tree lacks the firmware, it is taken from the folder ``firmware``.
+    If the tree lacks the firmware, it is taken from the folder ``firmware``. Links are resolved as on the board and
+    never lead out of the tree.
     """
-    boot = follow(tree, "boot")
 
-    def version(path: Path) -> list[int]:
-        return [int(part) for part in re.findall(r"\d+", path.name)]
+    def version(name: str) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", name)]
 
-    kernels = sorted((item for item in boot.glob("vmlinu?-*") if item.is_file()), key=version)
-    kernel = kernels[-1] if kernels else None
+    kernels = {item.name: file_in(tree, item.relative_to(tree)) for item in follow(tree, "boot").glob("vmlinu?-*")}
+    kernel = max((name for name, item in kernels.items() if item), key=version, default="")
     initramfs = None
-    trees: tuple[Path, ...] = ()
-    if kernel is not None:
-        release = kernel.name.split("-", 1)[1]
-        initramfs = boot / f"initrd.img-{release}"
-        folders = [follow(tree, f"usr/lib/linux-image-{release}"), boot / "firmware", boot / "dtbs" / release]
-        found = {
-            item.name: item
-            for folder in reversed(folders)
-            if folder.is_dir()
-            for item in folder.rglob("*.dtb")
-            if _DEVICE_TREES.fullmatch(item.name)
-        }
-        settings = boot / f"config-{release}"
+    trees: dict[str, Path] = {}
+    if kernel:
+        release = kernel.split("-", 1)[1]
+        initramfs = file_in(tree, f"boot/initrd.img-{release}")
+        for place in (f"boot/dtbs/{release}", "boot/firmware", f"usr/lib/linux-image-{release}"):
+            for item in follow(tree, place).rglob("*.dtb"):
+                if _DEVICE_TREES.fullmatch(item.name) and (found := file_in(tree, item.relative_to(tree))):
+                    trees[item.name] = found
+        settings = file_in(tree, f"boot/config-{release}")
         for soc, driver in _ETHERNET_DRIVERS.items():
-            if settings.is_file() and not driver.search(settings.read_text()):
-                found = {name: item for name, item in found.items() if not name.startswith(soc)}
-        trees = tuple(found[name] for name in sorted(found))
-    places = [*(follow(tree, folder) for folder in _FIRMWARE_FOLDERS), *([firmware] if firmware else [])]
-    found_firmware = {
-        item.name: item
-        for folder in reversed(places)
-        for item in (folder / name for name in _FIRMWARE)
-        if item.is_file()
-    }
+            if settings and not driver.search(settings.read_text()):
+                trees = {name: item for name, item in trees.items() if not name.startswith(soc)}
+    found_firmware = {name: firmware / name for name in _FIRMWARE if firmware and (firmware / name).is_file()}
+    for place in reversed(_FIRMWARE_FOLDERS):
+        found_firmware |= {name: source for name in _FIRMWARE if (source := file_in(tree, f"{place}/{name}"))}
     return BootParts(
-        kernel=kernel,
-        initramfs=initramfs if initramfs and initramfs.is_file() else None,
-        device_trees=trees,
-        firmware=tuple(found_firmware.values()),
+        kernel=kernels.get(kernel),
+        initramfs=initramfs,
+        device_trees=dict(sorted(trees.items())),
+        firmware=found_firmware,
     )
 
 
-def trees_by_filter(device_trees: Iterable[Path]) -> dict[str, str]:
-    """Map each config.txt filter, such as ``pi4``, to a device tree.
+def trees_by_filter(names: Collection[str]) -> dict[str, str]:
+    """Map each config.txt filter, such as ``pi4``, to one of the device trees with these names.
 
     The map is empty if the firmware itself selects the device tree.
     """
-    names = {item.name for item in device_trees}
     if any(_OF_THE_RASPBERRY_PI_KERNEL.match(name) for name in names):
         return {}
     return {board: name for board, name in _TREES_OF.items() if name in names}
@@ -239,7 +230,7 @@ def dnsmasq_configuration(subnet: ipaddress.IPv4Network, address: str, *, tree: 
         netmask=str(subnet.netmask),
         first=str(leases[0]) if leases else "",
         last=str(leases[1]) if leases else "",
-        nameservers=list(nameservers_of_host()),
+        nameservers=[server for server in nameservers_of_host() if ":" not in server],  # DHCP's option is for IPv4
         path=str(tree),
         tftp=str(tftp),
     )
@@ -285,7 +276,7 @@ def write_board_files(config: Config, parts: BootParts, folder: Path, command_li
     for source, name in (
         (parts.kernel, "vmlinuz"),
         (parts.initramfs, "initrd.img"),
-        *((item, item.name) for item in (*parts.device_trees, *parts.firmware)),
+        *((item, name) for name, item in (*parts.device_trees.items(), *parts.firmware.items())),
     ):
         if source is not None:
             process.run(["cp", "--reflink=auto", "--", source, folder / name], limit_s=120)

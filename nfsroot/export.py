@@ -42,7 +42,7 @@ from nfsroot.layout import (
     named_trees,
     write_marker,
 )
-from nfsroot.tree import TreeHash, require_unmounted
+from nfsroot.tree import TreeHash, mounts_below, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
 from toolchain.errors import InUse, UserError
@@ -347,6 +347,13 @@ def _refuse_foreign(final: Layout) -> None:
             expected="a folder from an earlier export, or a path that does not exist yet",
             found="a link" if final.place.is_symlink() else "a file",
             fix="choose another folder",
+        )
+    if str(final.place) in mounts_below(final.place):
+        raise UserError(
+            f"{final.place} is a mount point, which an export cannot replace",
+            expected=f"a folder on the file system of {final.place.parent}, where the export is prepared",
+            found="a mount point",
+            fix=f"use a folder in it, such as {final.place / 'nfsroot'} (--folder, or nfs.folder in invoke.yaml)",
         )
     move_in(final)
     entries = list(final.place.iterdir()) if final.place.exists() else []

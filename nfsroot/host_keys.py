@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -22,12 +23,12 @@ def of_boards(layout: Layout) -> list[str]:
     do not contain keys.
     """
     top = layout.boards.resolve()
-    return [
-        key
-        for path in sorted(layout.boards.glob("*/host-keys/*.pub"))
-        if path.is_file() and path.resolve().is_relative_to(top) and path.stat().st_size < _LIMIT
-        for key in _PUBLIC_KEY.findall(path.read_text(errors="replace"))
-    ]
+    keys: list[str] = []
+    for path in sorted(layout.boards.glob("*/host-keys/*.pub")):
+        with contextlib.suppress(OSError):  # a board may remove the file at any time
+            if path.is_file() and path.resolve().is_relative_to(top) and path.stat().st_size < _LIMIT:
+                keys += _PUBLIC_KEY.findall(path.read_text(errors="replace"))
+    return keys
 
 
 def publish(layout: Layout) -> None:

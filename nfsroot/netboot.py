@@ -34,7 +34,7 @@ from nfsroot.boot_files import BootParts, boot_parts, current_command_line, dnsm
 from nfsroot.layout import Layout, require_export
 from nfsroot.serve import NfsServer, serving_boards
 from nfsroot.tree import follow
-from toolchain import board_events, lab_boards, ports, process, process_identity, progress
+from toolchain import board_events, files, lab_boards, ports, process, process_identity, progress
 from toolchain.addresses import own_addresses, server_address, subnet_of
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, CommandFailed, InUse, NetworkUnreachable, UserError
@@ -61,8 +61,8 @@ def netboot(
     With ``alone``, this PC assigns addresses; otherwise a router assigns them. ``fetch_firmware`` is called if the tree
     has no boot firmware, and returns a folder with the firmware. ``on_event`` is called whenever a board's state
     changes. Raises the same errors as ``running_server``; ArtefactMissing if nothing was exported or the tree does not
-    support ``nfs.overlay``; NetworkUnreachable if this PC has no address in ``nfs.subnet``; InUse if another DHCP or
-    TFTP server is running here; UserError if a server exits.
+    support ``nfs.overlay``; NetworkUnreachable if this PC has no address in ``nfs.subnet``; DiskFull; InUse if another
+    DHCP or TFTP server is running here; UserError if a server exits.
     """
     layout = Layout.of(config)
     process.require_root("to serve DHCP, TFTP and NFS", "./inv netboot")
@@ -77,7 +77,10 @@ def netboot(
 
     def event(board: Board) -> None:
         if board.state == "up" and config.nfs.overlay:
-            host_keys.publish(layout)
+            try:
+                host_keys.publish(layout)
+            except OSError as fault:  # the other boards must still be able to boot
+                progress.warn(f"cannot add the host keys of {board.address} to {layout.known_hosts}: {fault.strerror}")
         on_event(board)
 
     with (
@@ -185,15 +188,16 @@ def _running_dnsmasq(
         place = Path(scratch)
         place.chmod(0o755)
         tftp = place / "tftp"
-        shutil.copytree(layout.tftp, tftp)
-        for item in parts.firmware:
-            shutil.copyfile(item, tftp / item.name)
-        # The settings may have changed since the export, so cmdline.txt and dnsmasq.conf are written again.
-        command_line = tftp / "cmdline.txt"
-        command_line.write_text(current_command_line(command_line.read_text(), config, layout, address))
-        text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=tftp, proxy=proxy)
         configuration = place / "dnsmasq.conf"
-        configuration.write_text(text)
+        with files.room_for("the boot files", place):
+            shutil.copytree(layout.tftp, tftp)
+            for name, item in parts.firmware.items():
+                shutil.copyfile(item, tftp / name)
+            # The settings may have changed since the export, so cmdline.txt and dnsmasq.conf are written again.
+            command_line = tftp / "cmdline.txt"
+            command_line.write_text(current_command_line(command_line.read_text(), config, layout, address))
+            text = dnsmasq_configuration(subnet_of(config), address, tree=layout.tree, tftp=tftp, proxy=proxy)
+            configuration.write_text(text)
         words = ["--keep-in-foreground", f"--conf-file={configuration}", "--log-facility=-", f"--pid-file={place}/pid"]
         child = process.tied([program, *words], output=subprocess.PIPE)
         lines: queue.Queue[str | None] = queue.Queue()

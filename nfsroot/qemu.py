@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nfsroot.tree import file_in, follow
 from toolchain import ports, process
 from toolchain.board_events import TERMINAL_CODES
 from toolchain.errors import ArtefactMissing, BoardSilent, PlatformMismatch, UserError
@@ -120,9 +121,12 @@ def boot_files(tree: Path, architecture: str) -> BootFiles:
     Raises ArtefactMissing, and PlatformMismatch if the kernel is for another architecture.
     """
     flavour = _EMULATIONS[architecture].kernel_flavour
-    boot = tree / "boot"
-    releases = [path.name.removeprefix("vmlinuz-") for path in boot.glob("vmlinuz-*")]
-    whole = [name for name in releases if (boot / f"initrd.img-{name}").is_file()]
+    releases = [path.name.removeprefix("vmlinuz-") for path in follow(tree, "boot").glob("vmlinuz-*")]
+    whole = {
+        name: BootFiles(kernel, initrd, name)
+        for name in releases
+        if (kernel := file_in(tree, f"boot/vmlinuz-{name}")) and (initrd := file_in(tree, f"boot/initrd.img-{name}"))
+    }
     usable = [name for name in whole if flavour in name]
     others = [
         name
@@ -146,8 +150,7 @@ def boot_files(tree: Path, architecture: str) -> BootFiles:
             fix="build the bootable profile with the distribution's kernel "
             "(image.profile: bootable, image.kernel: distribution), then export again",
         )
-    newest = max(usable, key=_version_key)
-    return BootFiles(boot / f"vmlinuz-{newest}", boot / f"initrd.img-{newest}", newest)
+    return whole[max(usable, key=_version_key)]
 
 
 def _version_key(text: str) -> list[tuple[int, str]]:

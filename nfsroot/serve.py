@@ -32,13 +32,14 @@ from nfsroot.rendering import render
 from toolchain import files, leftovers, ports, process, process_identity, progress
 from toolchain.addresses import server_address, subnet_of
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, InUse, ProgramMissing, UserError
+from toolchain.errors import ArtefactMissing, CommandTimedOut, InUse, ProgramMissing, UserError
 
 _SCRATCH = "pitorch-nfs"
 _PORTMAPPER = 111
 _RESERVED = 1024
 """NFS-Ganesha's PrivilegedPort accepts only client ports below this number."""
 _READY_LIMIT_S = 60.0
+_PROBE_LIMIT_S = 20.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
 # Messages that the server always prints if D-Bus, Kerberos or a portmapper is missing, and uninformative lines.
@@ -273,7 +274,10 @@ def probe(server: NfsServer, folder: Path) -> str:
     address = "127.0.0.1" if server.address == "0.0.0.0" else server.address  # noqa: S104
     # libnfs does not decode percent-encoding.
     url = f"nfs://{address}{folder}?version=4&nfsport={server.port}"
-    done = process.run(["nfs-ls", url], check=False, limit_s=20)
+    try:
+        done = process.run(["nfs-ls", url], check=False, limit_s=_PROBE_LIMIT_S)
+    except CommandTimedOut as fault:
+        return fault.summary
     return "" if done.returncode == 0 else done.output.strip() or process.explain_exit(done.returncode)
 
 

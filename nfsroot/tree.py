@@ -219,6 +219,15 @@ def follow(root: Path, path: str) -> Path:
     raise OSError(f"{path}: too many levels of symbolic links in {root}")
 
 
+def file_in(root: Path, path: str | Path) -> Path | None:
+    """Return the regular file at ``path`` in the tree after following links as on the board; None if there is none."""
+    try:
+        found = follow(root, str(path))
+        return found if found.is_file() else None
+    except OSError:
+        return None
+
+
 def architectures_of(root: Path) -> list[str]:
     """Return the Debian names of the architectures for which a root filesystem has a library folder."""
     return [row.debian for row in ARCHITECTURES.values() if follow(root, f"usr/lib/{row.gnu}").is_dir()]

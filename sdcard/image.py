@@ -56,7 +56,9 @@ ROOT_START = (BOOT_START_MIB + BOOT_MIB) << 20
 _ROOT_FREE_MIB = 128
 """The free space in the root for cloud-init, which writes there before it enlarges the root's file system."""
 _JOURNAL_MIB = 16
+_INODE_SIZE = 256
 _INODE_RATIO = 16384
+"""The size of the file system per inode, in bytes, unless the root has many small files."""
 _LAYOUT = """\
 image boot.vfat {{
     vfat {{
@@ -185,7 +187,7 @@ def _make(
     boot = scratch / "boot"
     parts = _write_boot(config, tree, fetched, boot, seed)
     for_wifi = _install_wifi_firmware(tree, wifi)
-    is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware)
+    is_fetched = any(item.is_relative_to(fetched.folder) for item in parts.firmware.values())
     added = [*([fetched] if is_fetched else []), *([wifi] if for_wifi else [])]
     added_firmware = {item.package: item.sha256 for item in added}
     if documents:
@@ -279,15 +281,17 @@ def _write_boot(config: Config, tree: Path, fetched: firmware.Firmware, boot: Pa
 
 def _install_wifi_firmware(tree: Path, wifi: firmware.Firmware) -> list[str]:
     """Copy the boards' Wi-Fi firmware and its licence; return the paths of the copies, relative to the tree."""
+    found = sorted(wifi.folder.glob("*/*fmac434*"))
+    sources = {f"usr/lib/firmware/{path.relative_to(wifi.folder)}": path for path in found}
+    if found:
+        sources[f"usr/share/doc/{wifi.licence.parent.name}/{wifi.licence.name}"] = wifi.licence
     copied = []
-    for path in sorted(wifi.folder.glob("*/*fmac434*")):
-        copied.append(f"usr/lib/firmware/{path.relative_to(wifi.folder)}")
-        inside(tree, copied[-1]).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, inside(tree, copied[-1]), follow_symlinks=False)
-    if copied:
-        copied.append(f"usr/share/doc/{wifi.licence.parent.name}/{wifi.licence.name}")
-        inside(tree, copied[-1]).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(wifi.licence, inside(tree, copied[-1]))
+    for path, source in sources.items():
+        target = inside(tree, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.remove(target)  # the image may contain a link that leads out of the tree
+        shutil.copy2(source, target, follow_symlinks=source is wifi.licence)
+        copied.append(str(target.relative_to(tree)))
     return copied
 
 
@@ -305,17 +309,34 @@ def _root_of(tree: Path, root: Path, tools: Tools, seed: str, counts: dict[str, 
         fix="read the last lines of the output; if the disk is full, which is the usual cause, free some space",
     )  # fmt: skip
     files.remove(tree)
-    entries = counts["files"] + counts["folders"]
-    content = counts["bytes"] + entries * bmap.BLOCK
-    size_mib = ((content + content // 16) >> 20) + _JOURNAL_MIB + _ROOT_FREE_MIB
-    size_mib += -size_mib % 4
+    size_mib, inodes = root_size(counts)
     tools.run(
-        "mke2fs", "-q", "-t", "ext4", "-b", str(bmap.BLOCK), "-I", "256", "-i", str(_INODE_RATIO), "-m", "1",
+        "mke2fs", "-q", "-t", "ext4", "-b", str(bmap.BLOCK), "-I", str(_INODE_SIZE), "-N", str(inodes), "-m", "1",
         "-J", f"size={_JOURNAL_MIB}", "-L", "rootfs", "-U", uuid_of(seed, "root"),
         "-E", f"hash_seed={uuid_of(seed, 'hash seed')},root_owner=0:0", "-d", tar, root, f"{size_mib}M",
     )  # fmt: skip
     tar.unlink()
     return root
+
+
+def root_size(counts: Mapping[str, int]) -> tuple[int, int]:
+    """Return the size of a root's file system in MiB, and its number of inodes.
+
+    ``counts`` is the result of ``TreeHash.counts``. The size includes free space, and there are inodes for a quarter
+    more entries.
+    """
+    content = counts["bytes"] + (counts["files"] + counts["folders"]) * bmap.BLOCK
+    size_mib = ((content + content // 16) >> 20) + _JOURNAL_MIB + _ROOT_FREE_MIB
+    size_mib += -size_mib % 4
+    usual = (size_mib << 20) // _INODE_RATIO
+    entries = sum(counts[kind] for kind in ("files", "folders", "symlinks", "devices", "fifos", "sockets"))
+    inodes = entries + entries // 4 + 1024
+    if inodes <= usual:
+        return size_mib, usual
+    tables = (inodes - usual) * _INODE_SIZE
+    # ext4 supports at most as many inodes as blocks.
+    size_mib = max(size_mib + (tables >> 20), inodes * bmap.BLOCK >> 20) + 4
+    return size_mib - size_mib % 4, inodes
 
 
 def _used_blocks(dumped: str, total: int) -> Iterator[tuple[int, int]]:

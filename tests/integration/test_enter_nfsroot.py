@@ -168,6 +168,23 @@ def test_status_output_and_input_are_passed_through(root: Path) -> None:
 
 @needs_root
 @needs_amd64
+@pytest.mark.parametrize("folder", ["/mnt/disk/root", "disk/root", "/tmp/to-mnt/root"])
+def test_a_local_folder_may_be_in_mnt(root: Path, folder: str) -> None:
+    script = (
+        "mount -t tmpfs tmpfs /mnt && mkdir -p /mnt/disk/root && mount --bind $1 /mnt/disk/root && "
+        "mount -t tmpfs tmpfs /tmp && ln -s /mnt/disk /tmp/to-mnt && cd /mnt && shift && "
+        '"$@" && ls /tmp'
+    )
+    words: list[str | Path] = [HELPER, "-a", "amd64", "--local", folder, "--", "sh", "-c", "echo inside"]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", root, *words],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "inside\nto-mnt\n", done.stderr
+
+
+@needs_root
+@needs_amd64
 def test_arguments_are_passed_unchanged(root: Path) -> None:
     done = enter(root, "sh", "-c", 'for word; do echo "<$word>"; done', "-", "a b", "", "*", "-o", "--", "it's")
     assert done.stdout == "<a b>\n<>\n<*>\n<-o>\n<-->\n<it's>\n"

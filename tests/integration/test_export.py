@@ -33,7 +33,7 @@ from registry_parts import second_engine, small_disk
 from waiting import eventually
 
 from engine.connect import connect, engine_lost
-from nfsroot import serve, unpack
+from nfsroot import boot_files, serve, unpack
 from nfsroot.boot_files import boot_parts, write_boot_files
 from nfsroot.export import export, print_result
 from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
@@ -516,6 +516,21 @@ def test_a_tree_with_mounts_is_not_removed(config: Config, tmp_path: Path) -> No
 
 
 @needs_engine_and_root
+def test_a_mount_point_is_refused_before_the_copy(config: Config, tmp_path: Path) -> None:
+    place = tmp_path / "nfsroot"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
+    try:
+        with pytest.raises(UserError, match="is a mount point") as caught:
+            export(config, destination=place)
+        assert f"{place}/nfsroot" in caught.value.fix
+        assert export(config, destination=place / "nfsroot").layout is not None
+    finally:
+        subprocess.run(["umount", place], check=True)
+    assert list(place.iterdir()) == []
+
+
+@needs_engine_and_root
 def test_two_exports_of_a_tree_exclude_each_other(config: Config, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "nfsroot")
     with layout.lock.open("a") as held:
@@ -950,8 +965,40 @@ def test_the_newest_kernel_and_its_files_are_selected(bootable: Path) -> None:
     assert parts.initramfs is not None
     assert parts.kernel.name == "vmlinuz-6.12.107-armmp"
     assert parts.initramfs.name == "initrd.img-6.12.107-armmp"
-    assert [item.name for item in parts.device_trees] == ["bcm2836-rpi-2-b.dtb", "bcm2837-rpi-3-b.dtb"]
+    assert list(parts.device_trees) == ["bcm2836-rpi-2-b.dtb", "bcm2837-rpi-3-b.dtb"]
     assert parts.missing() == ["bootcode.bin, start.elf, fixup.dat, start4.elf, fixup4.dat (package raspi-firmware)"]
+
+
+def test_links_between_boot_files_stay_in_the_tree(bootable: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("this PC")
+    outside.chmod(0o600)
+    boot, trees = bootable / "boot", bootable / "usr/lib/linux-image-6.12.107-armmp"
+    # Links in the tree, relative and absolute, as packages and users create them.
+    (boot / "vmlinuz-6.12.107-armmp").rename(trees / "image")
+    (boot / "vmlinuz-6.12.107-armmp").symlink_to("/usr/lib/linux-image-6.12.107-armmp/image")
+    (trees / "bcm2837-rpi-3-b-plus.dtb").symlink_to("bcm2837-rpi-3-b.dtb")
+    (boot / "vmlinuz").symlink_to("vmlinuz-6.12.9-armmp")
+    (boot / "start.elf").write_text("start.elf")
+    (boot / "start4.elf").symlink_to("/boot/start.elf")
+    # Links that lead out of the tree, or to themselves.
+    (boot / "vmlinuz-6.13.0-armmp").symlink_to(outside)
+    (boot / "initrd.img-6.12.107-armmp").unlink()
+    (boot / "initrd.img-6.12.107-armmp").symlink_to(f"../../../../../../../../..{outside}")
+    (trees / "bcm2711-rpi-4-b.dtb").symlink_to(outside)
+    (boot / "fixup.dat").symlink_to(outside)
+    (boot / "fixup4.dat").symlink_to("fixup4.dat")
+    (boot / "firmware").symlink_to(tmp_path)
+    (tmp_path / "bcm2711-rpi-400.dtb").write_text("this PC")
+    folder, _ = written(bootable, tmp_path)
+    made = {path.name: path.read_text() for path in (folder / "tftp").iterdir()}
+    assert made.keys() == {
+        "cmdline.txt", "config.txt", "vmlinuz", "start.elf", "start4.elf",
+        "bcm2836-rpi-2-b.dtb", "bcm2837-rpi-3-b.dtb", "bcm2837-rpi-3-b-plus.dtb",
+    }  # fmt: skip
+    assert made["vmlinuz"] == "kernel 6.12.107-armmp"
+    assert made["bcm2837-rpi-3-b-plus.dtb"] == "bcm2837-rpi-3-b.dtb"
+    assert made["start4.elf"] == "start.elf"
 
 
 def test_boot_files_of_a_board(bootable: Path, tmp_path: Path) -> None:
@@ -1143,6 +1190,24 @@ def test_dhcp_with_and_without_another_server(bootable: Path, tmp_path: Path) ->
     if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
         for name in ("dnsmasq.conf", "dnsmasq-alone.conf"):
             subprocess.run([program, "--test", "-C", folder / name], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("servers", "option"),
+    [
+        (("2001:db8::53", "192.0.2.53"), ["dhcp-option=option:dns-server,192.0.2.53"]),
+        (("2001:db8::53",), []),
+    ],
+)
+def test_dhcp_offers_only_ipv4_name_servers(
+    bootable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: tuple[str, ...], option: list[str]
+) -> None:
+    monkeypatch.setattr(boot_files, "nameservers_of_host", lambda: servers)
+    folder, _ = written(bootable, tmp_path)
+    alone = folder / "dnsmasq-alone.conf"
+    assert [line for line in alone.read_text().splitlines() if "dns-server" in line] == option
+    if (program := shutil.which("dnsmasq", path="/usr/sbin:/usr/bin")) is not None:
+        subprocess.run([program, "--test", "-C", alone], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(

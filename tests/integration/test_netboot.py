@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -40,7 +41,7 @@ from nfsroot.qemu import LEAN_INIT
 from nfsroot.tree import TreeHash
 from toolchain import board_events, process
 from toolchain.config import ROOT, Config, LabConfig, load_config
-from toolchain.errors import ArtefactMissing, InUse, NetworkUnreachable
+from toolchain.errors import ArtefactMissing, DiskFull, InUse, NetworkUnreachable
 from toolchain.manifest import Artefact
 
 pytestmark = [
@@ -263,6 +264,20 @@ def test_another_tftp_server_is_reported(exported: Config) -> None:
             netboot.netboot(exported, alone=True)
 
 
+def test_a_full_disk_is_reported(exported: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    (Layout.of(exported).tftp / "vmlinuz").write_bytes(bytes(1 << 20))
+    process.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", small])
+    try:
+        monkeypatch.setattr(tempfile, "tempdir", str(small))
+        with cable(), pytest.raises(DiskFull, match="no room for the boot files") as caught:
+            netboot.netboot(exported, alone=True)
+    finally:
+        process.run(["umount", small])
+    assert str(small) in caught.value.expected
+
+
 def test_an_export_is_required(exported: Config) -> None:
     Layout.of(exported).manifest.unlink()
     with pytest.raises(ArtefactMissing, match="export-nfsroot"):
@@ -372,6 +387,55 @@ def test_only_host_keys_of_boards_are_pinned(exported: Config) -> None:
     for _ in range(2):
         host_keys.publish(layout)
         assert layout.known_hosts.read_text() == "* ssh-ed25519 BBBB\n* ssh-ed25519 AAAAC3Nz\n"
+
+
+def test_a_host_key_removed_while_it_is_read_is_ignored(exported: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout.of(exported)
+    for name in ("00000001", "00000002"):
+        (layout.boards / name / "host-keys").mkdir(parents=True)
+        (layout.boards / name / "host-keys/a.pub").write_text(f"ssh-ed25519 {name} root@pi\n")
+    read = Path.read_text
+
+    def read_text(path: Path, **how: str) -> str:
+        if "00000001" in path.parts:
+            path.unlink()
+        return read(path, **how)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert host_keys.of_boards(layout) == ["ssh-ed25519 00000002"]
+
+
+UP = """
+import socket
+with socket.create_server(("", 22)) as ssh, socket.create_connection(("192.168.77.1", 12049)):
+    while True:
+        ssh.accept()[0].sendall(b"SSH-2.0-board\\r\\n")
+"""
+"""Connect to the NFS server and respond as an SSH server, as a board does that has booted."""
+
+
+def test_host_keys_that_cannot_be_stored_do_not_end_netboot(
+    exported: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = Layout.of(exported)
+    (layout.tree / "etc").mkdir()
+    shutil.copytree(ROOT / "images/overlay/bootable/etc/initramfs-tools", layout.tree / "etc/initramfs-tools")
+
+    def fail(_layout: Layout) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(host_keys, "publish", fail)
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(with_nfs(exported, overlay=True), alone=False) as wait_for:
+            fetched(namespace, "config.txt")
+            with subprocess.Popen(["ip", "netns", "exec", namespace, sys.executable, "-c", UP]) as board:
+                try:
+                    wait_for(lambda board: board.state == "up")
+                    assert fetched(namespace, "config.txt") == "arm_64bit=0\n"
+                finally:
+                    board.kill()
+    assert f"{layout.known_hosts}: No space left on device" in capsys.readouterr().err.replace("\n", "")
 
 
 # --- together with another DHCP server

@@ -42,6 +42,20 @@ def test_the_newest_kernel_with_an_initramfs_boots(tmp_path: Path) -> None:
     assert qemu.boot_files(tree, "armhf").release == "6.12.107+deb13-armmp"
 
 
+def test_links_to_kernels_stay_in_the_tree(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("this PC")
+    tree = tree_with(tmp_path, "6.12.9+deb13-armmp", "6.12.107+deb13-armmp")
+    for name in ("6.12.9+deb13-armmp", "6.13.0+deb13-armmp"):
+        (tree / f"boot/initrd.img-{name}").unlink(missing_ok=True)
+        (tree / f"boot/initrd.img-{name}").symlink_to("/boot/initrd.img-6.12.107+deb13-armmp")
+    (tree / "boot/vmlinuz-6.13.0+deb13-armmp").symlink_to(tmp_path / "outside")
+    found = qemu.boot_files(tree, "armhf")
+    assert found.release == "6.12.107+deb13-armmp"
+    (tree / "boot/vmlinuz-6.12.107+deb13-armmp").unlink()
+    found = qemu.boot_files(tree, "armhf")
+    assert (found.release, found.initrd.name) == ("6.12.9+deb13-armmp", "initrd.img-6.12.107+deb13-armmp")
+
+
 @pytest.mark.parametrize(
     ("kernels", "said"),
     [((), "no kernel in boot/"), (("6.12.1+rpt-rpi-v7",), "kernels for boards only (6.12.1+rpt-rpi-v7)")],

@@ -86,6 +86,25 @@ def test_a_client_lists_the_folder_until_the_block_ends(folder: Path) -> None:
         assert trial.connect_ex(("127.0.0.1", server.port)) != 0
 
 
+@pytest.mark.skipif(shutil.which("nfs-ls") is None, reason="needs nfs-ls (package libnfs-utils)")
+def test_a_server_that_does_not_respond_is_probed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_PROBE_LIMIT_S", 0.5)
+    monkeypatch.setattr(serve, "_READY_LIMIT_S", 1.2)
+    log = folder / "log"
+    log.write_text("waiting for a lock\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent, subprocess.Popen(["sleep", "60"]) as child:
+        port = silent.getsockname()[1]
+        server = serve.NfsServer(folders=(folder,), address="127.0.0.1", port=port, nfsv3=False, log=log, pid=child.pid)
+        began = time.monotonic()
+        try:
+            assert "timed out" in serve.probe(server, folder)
+            with pytest.raises(UserError, match=r"does not serve .* after 1 s\n(.*\n)*waiting for a lock"):
+                serve._await_ready(server, child)
+        finally:
+            child.kill()
+    assert time.monotonic() - began > 1.7
+
+
 @marked()
 def test_files_written_by_root_belong_to_root(folder: Path) -> None:
     with serve.running_server(folder) as server:

@@ -12,6 +12,7 @@ from nasty_image import CAPABILITY_NET_RAW, tree_listing
 from rich.console import Console
 
 from nfsroot.audit import HELPER, HELPER_IN_TREE, Audit, Settings, audit, capability_text, nameservers_of_host, table
+from nfsroot.tree import TreeHash
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the files of a root filesystem belong to root")
 
@@ -100,6 +101,13 @@ def test_loopback_name_servers_are_left_out(tmp_path: Path) -> None:
     real.write_text("search example\nnameserver 192.0.2.1\nnameserver 127.0.0.1\n")
     assert nameservers_of_host([stub, real]) == ("192.0.2.1",)
     assert nameservers_of_host([stub, tmp_path / "none"]) == ()
+
+
+def test_name_servers_on_an_interface_are_left_out(tmp_path: Path) -> None:
+    stub, real = tmp_path / "stub", tmp_path / "real"
+    stub.write_text("nameserver fe80::1%eth0\n")
+    real.write_text("nameserver fe80::1%eth0\nnameserver 2001:db8::53\n")
+    assert nameservers_of_host([stub, real]) == ("2001:db8::53",)
 
 
 def test_hostname_and_hosts(tree: Path) -> None:
@@ -215,6 +223,32 @@ def test_only_our_old_login_key_is_replaced(tree: Path) -> None:
     quiet_afterwards(tree)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_login_keys_stay_in_the_tree(tree: Path, tmp_path: Path, there: bool) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o755)
+    if there:
+        tree.joinpath(*outside.parts[1:]).mkdir(parents=True)
+    (tree / "root/.ssh").symlink_to(outside)
+    hashed = TreeHash.of(tree)
+    hashed.refresh(audit(tree, SETTINGS).touched)
+    assert outside.stat().st_mode & 0o777 == 0o755
+    assert list(outside.iterdir()) == []
+    folder = tree.joinpath(*outside.parts[1:])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "authorized_keys").read_text().endswith(" pitorch-export\n")
+    assert hashed.sha256 == TreeHash.of(tree).sha256
+    quiet_afterwards(tree)
+
+
+def test_a_changed_mode_of_the_login_folder_is_hashed(tree: Path) -> None:
+    audit(tree, SETTINGS)
+    (tree / "root/.ssh").chmod(0o755)
+    hashed = TreeHash.of(tree)
+    hashed.refresh(audit(tree, SETTINGS).touched)
+    assert hashed.sha256 == TreeHash.of(tree).sha256
+
+
 def test_file_capabilities(tree: Path) -> None:
     for name in ("ping", "dumpcap"):
         (tree / "usr/bin" / name).write_bytes(name.encode())
@@ -280,6 +314,21 @@ def test_the_clock_does_not_start_before_the_export(tree: Path) -> None:
     quiet_afterwards(tree)
 
 
+@pytest.mark.parametrize("age", [1, 2 * SETTINGS.now])
+def test_a_link_is_not_the_minimum_time(tree: Path, tmp_path: Path, age: int) -> None:
+    outside, place = tmp_path / "outside", tree / "usr/lib/clock-epoch"
+    outside.touch()
+    os.utime(outside, (1, 1))
+    place.unlink()
+    place.symlink_to(outside)
+    os.utime(place, (age, age), follow_symlinks=False)
+    audit(tree, SETTINGS)
+    assert outside.stat().st_mtime == 1
+    assert not place.is_symlink()
+    assert place.stat().st_mtime == SETTINGS.now
+    quiet_afterwards(tree)
+
+
 def test_proxies_of_the_build_are_removed(tree: Path) -> None:
     folder = tree / "etc/apt/apt.conf.d"
     folder.mkdir(parents=True)
@@ -319,6 +368,17 @@ def test_absolute_links_stay_in_the_tree(tree: Path, tmp_path: Path) -> None:
     audit(tree, SETTINGS)
     assert tree_listing(outside) == before
     assert (tree / "etc/hostname").read_text() == "pitorch\n"
+
+
+def test_links_in_place_of_temporary_files_are_not_followed(tree: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("this PC\n")
+    (tree / f"etc/.hostname.{os.getpid()}.part").symlink_to(outside)
+    (tree / "etc/hostname").write_text("build-pc\n")
+    audit(tree, SETTINGS)
+    assert outside.read_text() == "this PC\n"
+    assert (tree / "etc/hostname").read_text() == "pitorch\n"
+    quiet_afterwards(tree)
 
 
 def test_the_table_shows_unusual_names(tree: Path) -> None:

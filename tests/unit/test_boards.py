@@ -141,13 +141,14 @@ def test_a_board_with_a_card_appears_when_it_mounts() -> None:
     assert list(recorded().mounted({"127.0.0.1"}, 1.0)) == [], "the loopback address is not a board's"
 
 
-def test_new_request_of_a_running_board_is_a_restart() -> None:
+@pytest.mark.parametrize("asks", [ASKS, OF_PROXY], ids=["alone", "with a router"])
+def test_new_request_of_a_running_board_is_a_restart(asks: str) -> None:
     boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
     board = the_only(boards)
     board.reach("up", 30.0)
-    boards.record(ASKS, 31.0)
+    boards.record(asks, 31.0)
     assert the_only(boards).state == "up", "a renewed lease must not change the state"
-    boards.record(ASKS, 32.0 + 2 * STALLED_S)
+    boards.record(asks, 32.0 + 2 * STALLED_S)
     again = the_only(boards)
     assert (again.state, again.began, again.address) == ("address", 32.0 + 2 * STALLED_S, "192.168.77.50")
 

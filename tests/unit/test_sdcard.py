@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from flow.firmware import Firmware
 from nfsroot.boot_files import BootParts
 from sdcard import bmap, first_boot
-from sdcard.image import _used_blocks, imager_devices, number_of, uuid_of
+from sdcard.image import _install_wifi_firmware, _used_blocks, imager_devices, number_of, root_size, uuid_of
 from toolchain import process
 from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, ConfigError
@@ -81,8 +82,62 @@ def test_identifiers_depend_on_tree_and_purpose() -> None:
 def test_imager_offers_the_image_for_boards_that_boot_it(
     architecture: str, trees: list[str], devices: list[str]
 ) -> None:
-    parts = BootParts(kernel=None, initramfs=None, device_trees=tuple(map(Path, trees)), firmware=())
+    parts = BootParts(kernel=None, initramfs=None, device_trees={name: Path(name) for name in trees}, firmware={})
     assert imager_devices(architecture, parts) == devices
+
+
+KINDS = ("files", "folders", "symlinks", "devices", "fifos", "sockets")
+
+
+@pytest.mark.parametrize(
+    ("counts", "size_mib"),
+    [({"files": 3000, "folders": 21, "bytes": 3000 * 20_000}, 220), ({}, 144), ({"files": 1, "bytes": 1 << 30}, 1232)],
+)
+def test_a_root_has_an_inode_per_16_kib(counts: dict[str, int], size_mib: int) -> None:
+    made = root_size({**dict.fromkeys((*KINDS, "bytes"), 0), **counts})
+    assert made == (size_mib, size_mib << 20 >> 14)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [20_000, 1_000_000])
+def test_a_root_has_inodes_for_many_small_entries(kind: str, count: int) -> None:
+    few = {**dict.fromkeys((*KINDS, "bytes"), 0), "files": 100}
+    (small, usual), (size_mib, inodes) = root_size(few), root_size({**few, kind: count})
+    assert inodes > 1.25 * count
+    assert size_mib % 4 == 0
+    assert (size_mib - small << 20) >= (inodes - usual) * 256, "expected room for the additional inodes"
+    assert inodes <= size_mib << 8, "expected at most one inode per block"
+
+
+@pytest.mark.parametrize("kind", ["absent", "file", "link", "folder link"])
+def test_wifi_firmware_stays_in_the_tree(tmp_path: Path, kind: str) -> None:
+    tree, package, outside = tmp_path / "tree", tmp_path / "package", tmp_path / "outside"
+    name, alias, licence = "cypress/cyfmac43430.bin", "brcm/brcmfmac43430.bin", "firmware-brcm80211/copyright"
+    for folder in (package / "cypress", package / "brcm", package / "firmware-brcm80211", outside):
+        folder.mkdir(parents=True)
+    (package / name).write_text("firmware")
+    (package / alias).symlink_to(f"../{name}")
+    (package / licence).write_text("licence")
+    targets = [tree / f"usr/lib/firmware/{item}" for item in (name, alias)] + [tree / "usr/share/doc" / licence]
+    for target in targets:
+        if kind == "folder link":
+            target.parent.parent.mkdir(parents=True, exist_ok=True)
+            target.parent.symlink_to(outside)
+        elif kind != "absent":
+            target.parent.mkdir(parents=True)
+            (outside / target.name).write_text("this PC")
+            target.symlink_to(outside / target.name) if kind == "link" else target.write_text("old")
+    before = {path.name: path.read_text() for path in outside.iterdir()}
+    wifi = Firmware(folder=package, licence=package / licence, package="", sha256="")
+    copied = _install_wifi_firmware(tree, wifi)
+    assert {path.name: path.read_text() for path in outside.iterdir()} == before
+    assert {(tree / path).name: (tree / path).is_symlink() for path in copied} == {
+        Path(name).name: False,
+        Path(alias).name: True,
+        "copyright": False,
+    }
+    if kind != "folder link":
+        assert [target.read_text() for target in targets] == ["firmware", "firmware", "licence"]
 
 
 PSK = "0123456789abcdef" * 4
