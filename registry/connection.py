@@ -159,8 +159,10 @@ class Connection:
 
     def upload_path(self, answer: requests.Response) -> str:
         """Return the path in a ``Location`` header. Raises RegistryUntrusted if the header names another host."""
-        parts = _split(answer.headers.get("Location", ""), self._base)
-        if parts.netloc != urlsplit(self._base).netloc:
+        base, parts = urlsplit(self._base), _split(answer.headers.get("Location", ""), self._base)
+        # A registry behind a proxy that terminates TLS may send its own scheme, which therefore is not compared.
+        default = 443 if base.scheme == "https" else 80
+        if (parts.hostname, parts.port or default) != (base.hostname, base.port or default):
             raise RegistryUntrusted(
                 f"{self.reference.host} redirects uploads to another host",
                 expected=f"an upload address on {self.reference.host}",
@@ -310,9 +312,11 @@ def _proxies(url: str, host: str) -> Mapping[str, str]:
 def _split(url: str, base: str = "") -> SplitResult:
     """Split a URL from a registry, relative to ``base``; all parts are empty if the URL is invalid."""
     try:
-        return urlsplit(urljoin(base, url))
+        parts = urlsplit(urljoin(base, url))
+        parts.port  # noqa: B018 (raises ValueError)
     except ValueError:
         return urlsplit("")
+    return parts
 
 
 def _challenge(text: str) -> dict[str, str]:

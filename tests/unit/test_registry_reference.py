@@ -12,6 +12,7 @@ import requests
 import urllib3.exceptions
 
 from registry import distribution, faults, transfer, trust
+from registry.connection import Connection
 from registry.credentials import Credentials
 from registry.reference import Reference, parse, resolve, with_options
 from toolchain.config import Config, load_config
@@ -330,3 +331,45 @@ def test_other_platforms_of_an_index_are_reported() -> None:
     entries = [{"digest": "sha256:1", "platform": {"os": "linux", "architecture": "arm64"}}]
     with pytest.raises(PlatformMismatch, match="linux/arm64"):
         distribution.choose_platform(json.loads(json.dumps({"manifests": entries})), "linux/arm/v7", HERE)
+
+
+def upload_path(host: str, location: str, scheme: str = "https") -> str:
+    """Return the path of an upload address that the registry at ``host`` has sent."""
+    answer = requests.Response()
+    answer.headers["Location"] = location
+    with Connection(Reference(host=host, repository="a/b", tag="t"), insecure=False, actions="pull") as remote:
+        remote._base = f"{scheme}://{host}"
+        return remote.upload_path(answer)
+
+
+@pytest.mark.parametrize(
+    ("host", "location", "scheme"),
+    [
+        ("r.example", "/v2/u?s=1", "https"),
+        ("r.example", "https://r.example:443/v2/u?s=1", "https"),
+        ("r.example:443", "https://r.example/v2/u?s=1", "https"),
+        ("127.0.0.1:80", "http://127.0.0.1/v2/u?s=1", "http"),
+        ("R.Example:5000", "https://r.example:5000/v2/u?s=1", "https"),
+        ("[::1]:443", "https://[::1]/v2/u?s=1", "https"),
+        # A proxy that terminates TLS: the registry does not know its clients' scheme.
+        ("r.example:443", "http://r.example/v2/u?s=1", "https"),
+        ("r.example:8443", "http://r.example:8443/v2/u?s=1", "https"),
+    ],
+)
+def test_upload_address_on_the_same_host_is_accepted(host: str, location: str, scheme: str) -> None:
+    assert upload_path(host, location, scheme) == "/v2/u?s=1"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "https://other.example/v2/u",
+        "https://r.example:8443/v2/u",
+        "https://r.example:99999/v2/u",
+        "https://r.example:x/v2/u",
+        "https://[r.example/v2/u",
+    ],
+)
+def test_upload_address_on_another_host_is_refused(location: str) -> None:
+    with pytest.raises(RegistryUntrusted, match="redirects uploads to another host"):
+        upload_path("r.example", location)
