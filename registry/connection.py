@@ -27,7 +27,7 @@ from registry import credentials as stored
 from registry import faults
 from registry.credentials import Credentials
 from registry.reference import Reference
-from registry.retries import Activity, with_retries
+from registry.retries import STALL_S, Activity, with_retries
 from registry.trust import TlsAdapter, is_loopback
 from toolchain.errors import (
     AccessDenied,
@@ -247,6 +247,11 @@ class Connection:
         """Send one request, with the ``Authorization`` header if ``authorized``; return the response for any status."""
         authorization = {"Authorization": self._authorization} if authorized and self._authorization else {}
         host = urlsplit(url).netloc
+        limits_s = (_CONNECT_S, min(read_s or _READ_S, _READ_S))
+        is_upload = not isinstance(data, Mapping | None)
+        if is_upload:
+            # The first limit also applies while the body is sent.
+            limits_s = (STALL_S, STALL_S)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
@@ -257,10 +262,12 @@ class Connection:
                     params=params,
                     data=data,
                     stream=stream,
-                    timeout=(_CONNECT_S, min(read_s or _READ_S, _READ_S)),
+                    timeout=limits_s,
                     verify=not self._insecure,
                 )
         except requests.RequestException as fault:
+            if is_upload and "timed out" in str(fault):
+                raise faults.stalled(host) from None
             raise faults.explain(fault, host) from None
 
     def _refused(self, answer: requests.Response) -> AccessDenied:

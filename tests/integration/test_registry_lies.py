@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import io
 import json
 import random
 import socket
@@ -17,7 +18,7 @@ from typing import Any
 
 import docker
 import pytest
-from http_parts import serving
+from http_parts import answering, serving
 from registry_parts import KIB, MIB, config_for, for_arm64, forget, image, pull, push
 from test_artefacts import KEY, products
 from test_signatures import make_keys, signed, write_build
@@ -607,6 +608,45 @@ def test_stalled_layer_ends_the_pull(
     assert caught.value.exit_code == 35
     assert "stalled" in str(caught.value)
     assert len(blobs) <= 4, "at most two requests for the configuration, and one for each layer"
+
+
+def upload_with_pause(pause_s: float) -> int:
+    """Upload a body that the server reads only after a pause; return the response's status."""
+    over = threading.Event()
+
+    class Pausing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def do_PUT(self) -> None:
+            if not over.wait(pause_s):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(201)
+                self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    # The body does not fit into the buffers of the sockets.
+    with answering(Pausing) as port, connected_to(f"127.0.0.1:{port}") as remote:
+        remote.ping()
+        try:
+            return remote.request("PUT", "/upload", body=lambda: oras._Reader(io.BytesIO(bytes(32 * MIB)))).status_code
+        finally:
+            over.set()
+
+
+def test_pause_during_an_upload_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
+    assert upload_with_pause(1.5) == 201
+
+
+def test_stalled_upload_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STALL_S", 1.0)
+    with pytest.raises(RegistryFailed, match="stalled") as caught:
+        upload_with_pause(30)
+    assert caught.value.exit_code == 35
 
 
 def download(remote: Connection, size: int, folder: Path) -> None:
