@@ -12,6 +12,7 @@ import contextlib
 import copy
 import dataclasses
 import re
+import time
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -41,9 +42,12 @@ from toolchain.errors import (
 from toolchain.text import one_line
 
 _CONNECT_S = 10.0
-_READ_S = 60.0
+_READ_S = 30.0
+"""The time limit for a response. It is shorter than PATIENCE_S, so that a request is retried after a timeout."""
 _FIRST_READ_S = 15.0
 """The time limit for GET /v2/."""
+_IDLE_S = 30.0
+"""Connections are closed after this time without requests, because firewalls drop idle connections silently."""
 
 
 class Body(Protocol):
@@ -71,6 +75,7 @@ class Connection:
         self._credentials: Credentials | None = None
         self._authorization = ""
         self._base = f"https://{reference.api_host}"
+        self._used_at = 0.0
         self._session = requests.Session()
         # Ignore ~/.netrc: credentials come only from registry.credentials.
         self._session.trust_env = False
@@ -252,6 +257,8 @@ class Connection:
         if is_upload:
             # The first limit also applies while the body is sent.
             limits_s = (STALL_S, STALL_S)
+        if time.monotonic() - self._used_at > _IDLE_S:
+            self._session.close()  # closes the idle connections; the session can still be used
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
@@ -269,6 +276,8 @@ class Connection:
             if is_upload and "timed out" in str(fault):
                 raise faults.stalled(host) from None
             raise faults.explain(fault, host) from None
+        finally:
+            self._used_at = time.monotonic()
 
     def _refused(self, answer: requests.Response) -> AccessDenied:
         make = faults.denied if answer.status_code == 403 else faults.refused

@@ -205,6 +205,22 @@ def test_failed_first_request_is_retried(fault: Hook) -> None:
         assert server.requests == ["GET /v2/"] * 3, "expected a failed request, its retry, and the login"
 
 
+@pytest.mark.parametrize(("idle_s", "connections"), [(60.0, 1), (0.0, 3)])
+def test_idle_connections_are_not_used_again(monkeypatch: pytest.MonkeyPatch, idle_s: float, connections: int) -> None:
+    monkeypatch.setattr(connection, "_IDLE_S", idle_s)
+    used: set[int] = set()
+
+    def hook(handler: Handler) -> bool:
+        used.add(handler.client_address[1])
+        return handler.reply(200)
+
+    with front(hook) as server, connected_to(server.address) as remote:
+        remote.ping()
+        remote.request("GET", "/v2/")
+        remote.request("GET", "/v2/")
+    assert len(used) == connections
+
+
 @temporary_faults
 @pytest.mark.parametrize("part", ["manifests", "blobs"])
 def test_failed_look_up_of_artefacts_is_retried(plain: Registry, tmp_path: Path, fault: Hook, part: str) -> None:

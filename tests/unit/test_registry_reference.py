@@ -11,10 +11,11 @@ import pytest
 import requests
 import urllib3.exceptions
 
-from registry import distribution, faults, transfer, trust
+from registry import connection, distribution, faults, retries, transfer, trust
 from registry.connection import Connection
 from registry.credentials import Credentials
 from registry.reference import Reference, parse, resolve, with_options
+from toolchain import progress
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     AccessDenied,
@@ -373,3 +374,38 @@ def test_upload_address_on_the_same_host_is_accepted(host: str, location: str, s
 def test_upload_address_on_another_host_is_refused(location: str) -> None:
     with pytest.raises(RegistryUntrusted, match="redirects uploads to another host"):
         upload_path("r.example", location)
+
+
+class Timeouts:
+    """A clock for requests to a registry that does not respond to the first one."""
+
+    def __init__(self) -> None:
+        self.activity = retries.Activity()
+        self.now = 0.0
+        self.requests = 0
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Advance the time."""
+        self.now += seconds
+
+    def ping(self) -> None:
+        """Do nothing: the registry responds."""
+
+    def request(self) -> int:
+        """Return the number of requests. The first one times out."""
+        self.requests += 1
+        if self.requests == 1:
+            self.sleep(connection._READ_S)
+            raise RegistryUnreachable("no response")
+        return self.requests
+
+
+def test_a_request_is_retried_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Timeouts()
+    monkeypatch.setattr(retries, "time", remote)
+    monkeypatch.setattr(progress, "warn", lambda _: None)
+    assert retries.with_retries(remote.request, remote) == 2
