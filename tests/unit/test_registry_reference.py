@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import urllib3.exceptions
 
-from registry import connection, distribution, faults, retries, transfer, trust
+from registry import connection, credentials, distribution, faults, passwords, retries, transfer, trust
 from registry.connection import Connection
 from registry.credentials import Credentials
 from registry.reference import Reference, parse, resolve, with_options
@@ -409,3 +410,16 @@ def test_a_request_is_retried_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(retries, "time", remote)
     monkeypatch.setattr(progress, "warn", lambda _: None)
     assert retries.with_retries(remote.request, remote) == 2
+
+
+def test_given_password_does_not_need_the_helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text('{"credsStore": "nosuchhelper"}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setattr(passwords, "_taken", {})
+    monkeypatch.setenv(credentials.PASSWORD_VARIABLE, "secret")
+    found = credentials.find(HERE, user="me")
+    assert found is not None
+    assert (found.user, found.password) == ("me", "secret")
+    with pytest.raises(AccessDenied, match="credential helper failed") as caught:
+        credentials.find(HERE)
+    assert "--user NAME" in caught.value.fix
