@@ -15,7 +15,6 @@ removed from the environment before any program is started.
 from __future__ import annotations
 
 import base64
-import getpass
 import json
 import os
 import sys
@@ -94,7 +93,7 @@ def ask(reference: Reference, *, user: str = "") -> Credentials:
     if not user:
         progress.console.print(f"User at {reference.host}: ", end="", markup=False)
         user = sys.stdin.readline().strip()
-    password = getpass.getpass(f"Password of {user} at {reference.host}: ", stream=sys.stderr) if user else ""
+    password = passwords.prompt(f"Password of {user} at {reference.host}: ") if user else ""
     if not user or not password:
         raise AccessDenied(
             f"authentication required at {reference.host}",

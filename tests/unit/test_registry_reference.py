@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import getpass
+import io
 import json
 import socket
 import ssl
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import urllib3.exceptions
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from registry import connection, credentials, distribution, faults, passwords, retries, transfer, trust
+from registry import connection, credentials, distribution, faults, passwords, retries, signing, transfer, trust
 from registry.connection import Connection
 from registry.credentials import Credentials
 from registry.reference import Reference, parse, resolve, with_options
@@ -423,3 +428,38 @@ def test_given_password_does_not_need_the_helper(tmp_path: Path, monkeypatch: py
     with pytest.raises(AccessDenied, match="credential helper failed") as caught:
         credentials.find(HERE)
     assert "--user NAME" in caught.value.fix
+
+
+@pytest.fixture
+def ended_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Provide a terminal on which the user has pressed Ctrl-D."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def end(*_: object, **__: object) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(getpass, "getpass", end)
+    monkeypatch.setattr(passwords, "_taken", {})
+
+
+@pytest.mark.usefixtures("ended_terminal")
+@pytest.mark.parametrize("user", ["", "me"])
+def test_ctrl_d_at_a_prompt_is_no_input(user: str) -> None:
+    with pytest.raises(AccessDenied, match="no input"):
+        credentials.ask(HERE, user=user)
+
+
+@pytest.mark.usefixtures("ended_terminal")
+def test_ctrl_d_at_the_prompt_of_a_key_is_reported(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (tmp_path / "key.pem").write_bytes(key)
+    with pytest.raises(UserError, match=r"key\.pem cannot be used to sign"):
+        signing.load_private(tmp_path / "key.pem")
