@@ -16,7 +16,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import requests
@@ -76,12 +76,10 @@ class Connection:
         self._authorization = ""
         self._base = f"https://{reference.api_host}"
         self._used_at = 0.0
-        self._session = requests.Session()
+        self._session = _Session()
         # Ignore ~/.netrc: credentials come only from registry.credentials.
         self._session.trust_env = False
         self._session.mount("https://", TlsAdapter(reference.api_host, insecure=insecure))
-        if not is_loopback(reference.api_host):
-            self._session.proxies.update(_proxies(self._base, reference.api_host))
 
     def __enter__(self) -> Self:
         return self
@@ -270,6 +268,7 @@ class Connection:
                     data=data,
                     stream=stream,
                     timeout=limits_s,
+                    proxies=_proxies(url),
                     verify=not self._insecure,
                 )
         except requests.RequestException as fault:
@@ -309,12 +308,21 @@ def _allows_anonymous(remote: Connection, actions: str) -> bool:
     return True
 
 
-def _proxies(url: str, host: str) -> Mapping[str, str]:
-    """Return the proxies set in the environment.
+class _Session(requests.Session):
+    """An HTTP session that chooses the proxy for each host, including the hosts to which a registry redirects."""
 
-    Raises RegistryProxyUnusable if the proxy for ``url`` has an invalid address.
+    def rebuild_proxies(self, prepared_request: requests.PreparedRequest, proxies: Any) -> Any:  # noqa: ARG002 (as in the base class)
+        """Return the proxies for a redirect."""
+        return _proxies(str(prepared_request.url))
+
+
+def _proxies(url: str) -> dict[str, str]:
+    """Return the proxies for a URL that are set in the environment; none apply to loopback addresses.
+
+    Raises RegistryProxyUnusable if the proxy for the URL has an invalid address.
     """
-    proxies = requests.utils.get_environ_proxies(url)
+    host = urlsplit(url).netloc
+    proxies = {} if is_loopback(host) else requests.utils.get_environ_proxies(url)
     if proxy := requests.utils.select_proxy(url, proxies):
         with contextlib.suppress(urllib3.exceptions.LocationParseError):
             parts = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")

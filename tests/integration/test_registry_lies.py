@@ -350,6 +350,32 @@ def test_unusable_proxy_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, pro
     assert (warned, "s3cret" in str(caught.value)) == ([], False)
 
 
+def test_proxy_is_selected_for_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry is on the loopback interface; its token server and its storage are reached through the proxy."""
+
+    def registry(handler: Handler) -> bool:
+        if handler.path == "/moved":
+            return handler.reply(307, Location="http://storage.invalid/blob")
+        if handler.headers["Authorization"] == "Bearer known":
+            return handler.reply(200)
+        return handler.reply(401, WWW_Authenticate='Bearer realm="http://tokens.invalid/token",service="s"')
+
+    with (
+        front(lambda handler: handler.reply(200, b'{"token": "known"}')) as proxy,
+        front(registry) as server,
+        connected_to(server.address) as remote,
+    ):
+        monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
+        monkeypatch.setenv("no_proxy", "direct.invalid")
+        log_in(remote, actions="pull", user="")
+        assert remote.request("GET", "/moved").status_code == 200
+        asked = {line.partition("?")[0] for line in proxy.requests}
+        assert asked == {"GET http://tokens.invalid/token", "GET http://storage.invalid/blob"}
+        monkeypatch.setenv("no_proxy", "storage.invalid")
+        with pytest.raises(RegistryUnreachable):
+            remote.request("GET", "/moved")
+
+
 def test_404_is_not_retried() -> None:
     with front(lambda handler: handler.reply(404)) as server, connected_to(server.address) as remote:
         with pytest.raises(RegistryFailed, match="unexpected response") as caught:
