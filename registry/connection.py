@@ -271,7 +271,7 @@ class Connection:
                     proxies=_proxies(url),
                     verify=not self._insecure,
                 )
-        except requests.RequestException as fault:
+        except (requests.RequestException, ValueError) as fault:  # ValueError: an invalid address in a redirect
             if is_upload and "timed out" in str(fault):
                 raise faults.stalled(host) from None
             raise faults.explain(fault, host) from None

@@ -376,6 +376,14 @@ def test_proxy_is_selected_for_each_host(monkeypatch: pytest.MonkeyPatch) -> Non
             remote.request("GET", "/moved")
 
 
+@pytest.mark.parametrize("address", ["http://[::1", "http://r.example:99999/x", f"http://{64 * 'x'}.example/x"])
+def test_redirect_to_an_invalid_address_is_reported(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("no_proxy", "r.example")
+    redirect = front(lambda handler: handler.reply(307, Location=address))
+    with redirect as server, connected_to(server.address) as remote, pytest.raises(RegistryBroke):
+        remote.ping()
+
+
 def test_404_is_not_retried() -> None:
     with front(lambda handler: handler.reply(404)) as server, connected_to(server.address) as remote:
         with pytest.raises(RegistryFailed, match="unexpected response") as caught:
