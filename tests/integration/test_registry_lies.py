@@ -36,6 +36,7 @@ from toolchain.config import Config
 from toolchain.errors import (
     AccessDenied,
     PlatformMismatch,
+    ReferenceNotFound,
     RegistryBroke,
     RegistryFailed,
     RegistryUnreachable,
@@ -509,6 +510,18 @@ def test_403_does_not_suggest_a_login(known: Credentials | None, path: str) -> N
     assert "docker login" not in str(caught.value)
     assert "password" not in caught.value.expected
     assert caught.value.exit_code == 30
+
+
+def test_missing_tag_is_reported_if_listing_is_denied() -> None:
+    def hook(handler: Handler) -> bool:
+        status = {"/v2/": 200, "/v2/pitorch/system/tags/list": 403}
+        return handler.reply(status.get(handler.path, 404))
+
+    with front(hook) as server, connected_to(server.address) as remote:
+        remote.ping()
+        with pytest.raises(ReferenceNotFound) as caught:
+            read_image(remote, "linux/arm/v7")
+    assert caught.value.exit_code == 34
 
 
 def test_403_from_the_engine_does_not_suggest_a_login() -> None:
