@@ -79,6 +79,8 @@ class Connection:
         self._session = _Session()
         # Ignore ~/.netrc: credentials come only from registry.credentials.
         self._session.trust_env = False
+        # Blobs are read as they are sent, so a proxy must not compress them.
+        self._session.headers["Accept-Encoding"] = "identity"
         self._session.mount("https://", TlsAdapter(reference.api_host, insecure=insecure))
 
     def __enter__(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import http.server
 import io
@@ -731,6 +732,21 @@ def check_layer(remote: Connection, size: int, _folder: Path) -> None:
 
 
 downloads = pytest.mark.parametrize("read", [download, check_layer])
+
+
+def test_compressing_proxy_does_not_change_a_download(tmp_path: Path) -> None:
+    content = bytes(10 * KIB)
+
+    def hook(handler: Handler) -> bool:
+        if "gzip" in handler.headers["Accept-Encoding"]:
+            return handler.reply(200, gzip.compress(content), Content_Encoding="gzip")
+        return handler.reply(200, content)
+
+    item = oras.File(digest=digest_of(content), size=len(content), name="a.whl", media_type="application/zip")
+    with front(hook) as server, connected_to(server.address) as remote:
+        remote.ping()
+        oras.Store(remote).download(item, tmp_path / "a.whl")
+    assert (tmp_path / "a.whl").read_bytes() == content
 
 
 @downloads
