@@ -34,7 +34,7 @@ from nfsroot.unpack import ChunkReader, find_image, reported_errors, require_end
 from toolchain import progress
 from toolchain.config import Config
 from toolchain.errors import CommandFailed, UserError
-from toolchain.text import one_line
+from toolchain.text import one_line, printable
 
 _STATUS = "var/lib/dpkg/status"
 _OF_EXPORT = frozenset({".dockerenv", "dev/console", "etc/resolv.conf", "etc/hostname", "etc/hosts"})
@@ -138,7 +138,7 @@ def _print_changes(out: Console, title: str, changes: tuple[Change, ...] | list[
         table.add_column(heading, overflow="fold")
     for item in changes[:shown]:
         old, new = (_cell(text, size) for text, size in ((item.old, item.old_size), (item.new, item.new_size)))
-        table.add_row(Text(item.name), Text(old), Text(new))
+        table.add_row(*(Text(printable(text)) for text in (item.name, old, new)))
     out.print(table)
     if len(changes) > shown:
         out.print(f"and {len(changes) - shown} more; use --json to list them all")

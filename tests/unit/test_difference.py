@@ -126,6 +126,20 @@ def test_output_as_table_and_json(pair: tuple[Path, Path]) -> None:
     }  # fmt: skip
 
 
+def test_control_characters_are_not_printed(pair: tuple[Path, Path]) -> None:
+    old, new = pair
+    (new / "bin/\x1b]0;title\x07").write_text("")
+    (new / os.fsdecode(b"bin/caf\xe9")).write_text("")
+    tree(new, {"dpkg": "1\x1b[2J"}, {})
+    screen = io.StringIO()
+    compare(old, new).print(Console(file=screen, width=120))
+    shown = screen.getvalue()
+    assert "\x1b" not in shown
+    assert r"/bin/\x1b]0;title\x07" in shown
+    assert r"/bin/caf\udce9" in shown
+    assert r"1\x1b[2J" in shown
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"components": [{}]}', '{"spdxVersion": 1, "packages": 3}'])
 def test_other_json_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.json").write_text(content)
