@@ -188,17 +188,18 @@ class Connection:
 
     def _authenticate(self, answer: requests.Response) -> str:
         """Return the ``Authorization`` header for a challenge."""
-        kind, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
-        if kind.lower() == "basic":
-            if self._credentials is None or not self._credentials.user:
-                raise self._refused(answer)
-            return self._credentials.basic
-        if kind.lower() == "bearer":
-            return f"Bearer {self._token(_challenge(rest))}"
+        challenges = _challenges(answer.headers.get("WWW-Authenticate", ""))
+        for kind, parameters in challenges.items():
+            if kind == "bearer":
+                return f"Bearer {self._token(parameters)}"
+            if kind == "basic" and self._credentials is not None and self._credentials.user:
+                return self._credentials.basic
+        if "basic" in challenges:
+            raise self._refused(answer)
         raise RegistryFailed(
             f"{self.reference.host} requires an unsupported kind of authentication",
             expected="a Basic or Bearer challenge",
-            found=one_line(kind) or "none",
+            found=one_line(", ".join(challenges)) or "none",
             fix="check that --registry names a registry",
         )
 
@@ -345,6 +346,13 @@ def _split(url: str, base: str = "") -> SplitResult:
     return parts
 
 
-def _challenge(text: str) -> dict[str, str]:
-    """Return the parameters of a ``WWW-Authenticate`` header (RFC 7235)."""
-    return {name.lower(): value for name, value in re.findall(r'([A-Za-z_]+)="([^"]*)"', text)}
+def _challenges(text: str) -> dict[str, dict[str, str]]:
+    """Return the parameters of each challenge in a ``WWW-Authenticate`` header (RFC 7235), by scheme in lower case."""
+    found: dict[str, dict[str, str]] = {}
+    parameters: dict[str, str] = {}
+    for name, equals, quoted, token in re.findall(r'([^\s,="]+)(\s*=\s*)?(?(2)(?:"([^"]*)"|([^\s,"]*)))', text):
+        if equals:
+            parameters[name.lower()] = quoted or token
+        else:
+            parameters = found.setdefault(name.lower(), {})
+    return found

@@ -311,6 +311,27 @@ def test_failed_upload_of_signatures_is_retried(
             publish.verify_image(config, str(index.reference), key=keys.public)
 
 
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        'Basic realm="r", Bearer realm="http://HOST/token",service="s"',
+        'Bearer realm="http://HOST/token",service="", Basic realm="r"',
+        "Bearer realm=http://HOST/token, service=s",
+        'Negotiate, bearer Realm = "http://HOST/token"',
+    ],
+)
+def test_token_is_requested_with_any_form_of_challenge(challenge: str) -> None:
+    def hook(handler: Handler) -> bool:
+        if handler.path.startswith("/token"):
+            return handler.reply(200, b'{"token": "known"}')
+        if handler.headers["Authorization"] == "Bearer known":
+            return handler.reply(200)
+        return handler.reply(401, WWW_Authenticate=challenge.replace("HOST", handler.server.address))
+
+    with front(hook) as server, connected_to(server.address) as remote:
+        assert log_in(remote, actions="pull", user="") is None
+
+
 def test_failed_login_is_retried() -> None:
     def hook(handler: Handler) -> bool:
         return handler.reply(503 if len(handler.server.requests) == 2 else 200)
