@@ -30,11 +30,11 @@ from rich.text import Text
 
 from engine.connect import connect
 from engine.containers import container
-from nfsroot.unpack import ChunkReader, find_image, require_end
+from nfsroot.unpack import ChunkReader, find_image, reported_errors, require_end
 from toolchain import progress
 from toolchain.config import Config
-from toolchain.errors import UserError
-from toolchain.text import one_line
+from toolchain.errors import CommandFailed, UserError
+from toolchain.text import one_line, printable
 
 _STATUS = "var/lib/dpkg/status"
 _OF_EXPORT = frozenset({".dockerenv", "dev/console", "etc/resolv.conf", "etc/hostname", "etc/hosts"})
@@ -138,7 +138,7 @@ def _print_changes(out: Console, title: str, changes: tuple[Change, ...] | list[
         table.add_column(heading, overflow="fold")
     for item in changes[:shown]:
         old, new = (_cell(text, size) for text, size in ((item.old, item.old_size), (item.new, item.new_size)))
-        table.add_row(Text(item.name), Text(old), Text(new))
+        table.add_row(*(Text(printable(text)) for text in (item.name, old, new)))
     out.print(table)
     if len(changes) > shown:
         out.print(f"and {len(changes) - shown} more; use --json to list them all")
@@ -153,8 +153,8 @@ def compare(config: Config, old: str, new: str, *, folder: Path) -> Difference:
 
     ``old`` and ``new`` are paths (relative to ``folder``) or image names.
 
-    Raises UserError if a name does not refer to a system. For an image, also raises ArtefactMissing, PlatformMismatch
-    and EngineUnavailable.
+    Raises UserError if a name does not refer to a system. For an image, also raises ArtefactMissing, PlatformMismatch,
+    CommandFailed and EngineUnavailable.
     """
     before, after = (read(config, name, folder) for name in (old, new))
     both = before.files is not None and after.files is not None
@@ -226,13 +226,21 @@ def read(config: Config, name: str, folder: Path) -> System:
         source = find_image(client, name, config.image.target)
         with (
             container(client, source.id, ["true"], architecture=config.image.target) as box,
+            reported_errors(),
             progress.bar(f"read {name}", total=source.size, in_bytes=True) as bar,
         ):
-            stream = cast(
-                BinaryIO, io.BufferedReader(ChunkReader(cast(Iterator[bytes], box.export()), bar, source.size), 1 << 20)
-            )
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
-                return _with_contents(System(name), _of_tar(archive))
+            try:
+                chunks = cast(Iterator[bytes], box.export())
+                stream = cast(BinaryIO, io.BufferedReader(ChunkReader(chunks, bar, source.size), 1 << 20))
+                with tarfile.open(fileobj=stream, mode="r|") as archive:
+                    return _with_contents(System(name), _of_tar(archive))
+            except tarfile.TarError as fault:
+                raise CommandFailed(
+                    f"the engine's export of {name} is incomplete or damaged",
+                    expected="a tar archive of the image's tree",
+                    found=one_line(str(fault)),
+                    fix="find the cause in the engine's log, correct it, then try again",
+                ) from fault
 
 
 _Entry = tuple[str, File, bytes]

@@ -191,7 +191,7 @@ def _written_by_child(bar: progress.Bar, total: int) -> Iterator[Any]:
 def unpack_layers(client: docker.DockerClient, source: SourceImage, destination: Path) -> None:
     """Write the output of ``image save`` to disk and apply its layers, bottom layer first."""
     with scratch_folder(destination.parent, "layers") as scratch:
-        with _reported_errors(), progress.bar(f"reading {source.reference}", total=source.size, in_bytes=True) as bar:
+        with reported_errors(), progress.bar(f"reading {source.reference}", total=source.size, in_bytes=True) as bar:
             image = client.images.get(source.id)
             layers = _spool(ChunkReader(_chunks(image), bar, source.size), scratch)
         destination.mkdir(mode=0o755)
@@ -207,8 +207,11 @@ def unpack_layers(client: docker.DockerClient, source: SourceImage, destination:
 
 
 @contextlib.contextmanager
-def _reported_errors() -> Iterator[None]:
-    """Convert engine and connection errors into user errors."""
+def reported_errors() -> Iterator[None]:
+    """Convert errors of the engine and its connection while it exports an image.
+
+    Raises CommandFailed or EngineUnavailable.
+    """
     try:
         yield
     except docker.errors.APIError as fault:

@@ -12,10 +12,11 @@ import contextlib
 import copy
 import dataclasses
 import re
+import time
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import requests
@@ -27,7 +28,7 @@ from registry import credentials as stored
 from registry import faults
 from registry.credentials import Credentials
 from registry.reference import Reference
-from registry.retries import Activity, with_retries
+from registry.retries import STALL_S, Activity, with_retries
 from registry.trust import TlsAdapter, is_loopback
 from toolchain.errors import (
     AccessDenied,
@@ -41,9 +42,12 @@ from toolchain.errors import (
 from toolchain.text import one_line
 
 _CONNECT_S = 10.0
-_READ_S = 60.0
+_READ_S = 30.0
+"""The time limit for a response. It is shorter than PATIENCE_S, so that a request is retried after a timeout."""
 _FIRST_READ_S = 15.0
 """The time limit for GET /v2/."""
+_IDLE_S = 30.0
+"""Connections are closed after this time without requests, because firewalls drop idle connections silently."""
 
 
 class Body(Protocol):
@@ -71,12 +75,13 @@ class Connection:
         self._credentials: Credentials | None = None
         self._authorization = ""
         self._base = f"https://{reference.api_host}"
-        self._session = requests.Session()
+        self._used_at = 0.0
+        self._session = _Session()
         # Ignore ~/.netrc: credentials come only from registry.credentials.
         self._session.trust_env = False
+        # Blobs are read as they are sent, so a proxy must not compress them.
+        self._session.headers["Accept-Encoding"] = "identity"
         self._session.mount("https://", TlsAdapter(reference.api_host, insecure=insecure))
-        if not is_loopback(reference.api_host):
-            self._session.proxies.update(_proxies(self._base, reference.api_host))
 
     def __enter__(self) -> Self:
         return self
@@ -159,8 +164,10 @@ class Connection:
 
     def upload_path(self, answer: requests.Response) -> str:
         """Return the path in a ``Location`` header. Raises RegistryUntrusted if the header names another host."""
-        parts = _split(answer.headers.get("Location", ""), self._base)
-        if parts.netloc != urlsplit(self._base).netloc:
+        base, parts = urlsplit(self._base), _split(answer.headers.get("Location", ""), self._base)
+        # A registry behind a proxy that terminates TLS may send its own scheme, which therefore is not compared.
+        default = 443 if base.scheme == "https" else 80
+        if (parts.hostname, parts.port or default) != (base.hostname, base.port or default):
             raise RegistryUntrusted(
                 f"{self.reference.host} redirects uploads to another host",
                 expected=f"an upload address on {self.reference.host}",
@@ -181,17 +188,18 @@ class Connection:
 
     def _authenticate(self, answer: requests.Response) -> str:
         """Return the ``Authorization`` header for a challenge."""
-        kind, _, rest = answer.headers.get("WWW-Authenticate", "").partition(" ")
-        if kind.lower() == "basic":
-            if self._credentials is None or not self._credentials.user:
-                raise self._refused(answer)
-            return self._credentials.basic
-        if kind.lower() == "bearer":
-            return f"Bearer {self._token(_challenge(rest))}"
+        challenges = _challenges(answer.headers.get("WWW-Authenticate", ""))
+        for kind, parameters in challenges.items():
+            if kind == "bearer":
+                return f"Bearer {self._token(parameters)}"
+            if kind == "basic" and self._credentials is not None and self._credentials.user:
+                return self._credentials.basic
+        if "basic" in challenges:
+            raise self._refused(answer)
         raise RegistryFailed(
             f"{self.reference.host} requires an unsupported kind of authentication",
             expected="a Basic or Bearer challenge",
-            found=one_line(kind) or "none",
+            found=one_line(", ".join(challenges)) or "none",
             fix="check that --registry names a registry",
         )
 
@@ -245,6 +253,13 @@ class Connection:
         """Send one request, with the ``Authorization`` header if ``authorized``; return the response for any status."""
         authorization = {"Authorization": self._authorization} if authorized and self._authorization else {}
         host = urlsplit(url).netloc
+        limits_s = (_CONNECT_S, min(read_s or _READ_S, _READ_S))
+        is_upload = not isinstance(data, Mapping | None)
+        if is_upload:
+            # The first limit also applies while the body is sent.
+            limits_s = (STALL_S, STALL_S)
+        if time.monotonic() - self._used_at > _IDLE_S:
+            self._session.close()  # closes the idle connections; the session can still be used
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
@@ -255,11 +270,16 @@ class Connection:
                     params=params,
                     data=data,
                     stream=stream,
-                    timeout=(_CONNECT_S, min(read_s or _READ_S, _READ_S)),
+                    timeout=limits_s,
+                    proxies=_proxies(url),
                     verify=not self._insecure,
                 )
-        except requests.RequestException as fault:
+        except (requests.RequestException, ValueError) as fault:  # ValueError: an invalid address in a redirect
+            if is_upload and "timed out" in str(fault):
+                raise faults.stalled(host) from None
             raise faults.explain(fault, host) from None
+        finally:
+            self._used_at = time.monotonic()
 
     def _refused(self, answer: requests.Response) -> AccessDenied:
         make = faults.denied if answer.status_code == 403 else faults.refused
@@ -291,12 +311,21 @@ def _allows_anonymous(remote: Connection, actions: str) -> bool:
     return True
 
 
-def _proxies(url: str, host: str) -> Mapping[str, str]:
-    """Return the proxies set in the environment.
+class _Session(requests.Session):
+    """An HTTP session that chooses the proxy for each host, including the hosts to which a registry redirects."""
 
-    Raises RegistryProxyUnusable if the proxy for ``url`` has an invalid address.
+    def rebuild_proxies(self, prepared_request: requests.PreparedRequest, proxies: Any) -> Any:  # noqa: ARG002 (as in the base class)
+        """Return the proxies for a redirect."""
+        return _proxies(str(prepared_request.url))
+
+
+def _proxies(url: str) -> dict[str, str]:
+    """Return the proxies for a URL that are set in the environment; none apply to loopback addresses.
+
+    Raises RegistryProxyUnusable if the proxy for the URL has an invalid address.
     """
-    proxies = requests.utils.get_environ_proxies(url)
+    host = urlsplit(url).netloc
+    proxies = {} if is_loopback(host) else requests.utils.get_environ_proxies(url)
     if proxy := requests.utils.select_proxy(url, proxies):
         with contextlib.suppress(urllib3.exceptions.LocationParseError):
             parts = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
@@ -310,11 +339,20 @@ def _proxies(url: str, host: str) -> Mapping[str, str]:
 def _split(url: str, base: str = "") -> SplitResult:
     """Split a URL from a registry, relative to ``base``; all parts are empty if the URL is invalid."""
     try:
-        return urlsplit(urljoin(base, url))
+        parts = urlsplit(urljoin(base, url))
+        parts.port  # noqa: B018 (raises ValueError)
     except ValueError:
         return urlsplit("")
+    return parts
 
 
-def _challenge(text: str) -> dict[str, str]:
-    """Return the parameters of a ``WWW-Authenticate`` header (RFC 7235)."""
-    return {name.lower(): value for name, value in re.findall(r'([A-Za-z_]+)="([^"]*)"', text)}
+def _challenges(text: str) -> dict[str, dict[str, str]]:
+    """Return the parameters of each challenge in a ``WWW-Authenticate`` header (RFC 7235), by scheme in lower case."""
+    found: dict[str, dict[str, str]] = {}
+    parameters: dict[str, str] = {}
+    for name, equals, quoted, token in re.findall(r'([^\s,="]+)(\s*=\s*)?(?(2)(?:"([^"]*)"|([^\s,"]*)))', text):
+        if equals:
+            parameters[name.lower()] = quoted or token
+        else:
+            parameters = found.setdefault(name.lower(), {})
+    return found

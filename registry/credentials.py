@@ -15,7 +15,6 @@ removed from the environment before any program is started.
 from __future__ import annotations
 
 import base64
-import getpass
 import json
 import os
 import sys
@@ -33,6 +32,7 @@ from toolchain import progress
 from toolchain.errors import AccessDenied
 
 PASSWORD_VARIABLE = passwords.REGISTRY
+_BYPASS = f"set {PASSWORD_VARIABLE} and pass --user NAME"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +61,12 @@ class Credentials:
 def find(reference: Reference, *, user: str = "") -> Credentials | None:
     """Return a registry's credentials from the environment or Docker's credential store, or None.
 
-    The store's password is not used if ``user`` differs from the store's user. Raises AccessDenied if the store's
-    helper is missing or fails.
+    The store's password is not used if ``user`` differs from the store's user. Raises AccessDenied if the store is
+    needed and its helper is missing or fails.
     """
-    stored = _stored(reference.host)
-    if password := passwords.take(PASSWORD_VARIABLE):
+    password = passwords.take(PASSWORD_VARIABLE)
+    stored = None if password and user else _stored(reference.host)
+    if password:
         name = user or (stored.user if stored else "")
         if not name:
             raise AccessDenied(
@@ -87,12 +88,12 @@ def ask(reference: Reference, *, user: str = "") -> Credentials:
             f"authentication required at {reference.host}",
             expected=f"a password{f' for {user}' if user else ''}",
             found=f"none in the credential store or in {PASSWORD_VARIABLE}, and no terminal for a prompt",
-            fix=f"run docker login {reference.host}, or set {PASSWORD_VARIABLE} and pass --user NAME",
+            fix=f"run docker login {reference.host}, or {_BYPASS}",
         )
     if not user:
         progress.console.print(f"User at {reference.host}: ", end="", markup=False)
         user = sys.stdin.readline().strip()
-    password = getpass.getpass(f"Password of {user} at {reference.host}: ", stream=sys.stderr) if user else ""
+    password = passwords.prompt(f"Password of {user} at {reference.host}: ") if user else ""
     if not user or not password:
         raise AccessDenied(
             f"authentication required at {reference.host}",
@@ -143,7 +144,7 @@ def _stored(host: str) -> Credentials | None:
             "Docker's credential helper failed",
             expected=f"output from the credential helper that {_config_file()} names",
             found=" ".join(str(fault).split())[:200],
-            fix=f"install or unlock the credential helper, remove it from config.json, or set {PASSWORD_VARIABLE}",
+            fix=f"install or unlock the credential helper, remove it from config.json, or {_BYPASS}",
         ) from fault
     except ValueError:
         # The exception would quote the helper's output.
@@ -151,7 +152,7 @@ def _stored(host: str) -> Credentials | None:
             "Docker's credential helper failed",
             expected="a JSON object with Username and Secret",
             found="other output",
-            fix=f"repair the helper that {_config_file()} names, or set {PASSWORD_VARIABLE}",
+            fix=f"repair the helper that {_config_file()} names, or {_BYPASS}",
         ) from None
     lowered = {name.lower(): value for name, value in (entry or {}).items() if isinstance(value, str)}
     user, password, token = (lowered.get(name, "") for name in ("username", "password", "identitytoken"))

@@ -21,7 +21,7 @@ from registry import faults
 from registry.connection import Connection
 from registry.reference import Reference
 from registry.retries import STALL_S
-from toolchain.errors import PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, UserError
+from toolchain.errors import AccessDenied, PlatformMismatch, ReferenceNotFound, RegistryBroke, RegistryFailed, UserError
 from toolchain.text import one_line
 
 _MANIFEST_TYPES = (
@@ -191,7 +191,7 @@ def _not_found(remote: Connection, fix: str) -> ReferenceNotFound:
     return ReferenceNotFound(
         f"{reference} is not in the registry",
         expected=f"the tag {reference.tag} in {reference.name}",
-        found=f"the tags {shown}" if existing else "no such repository, or one without tags",
+        found=f"the tags {shown}" if existing else "no such repository, or one whose tags are not listed",
         fix=fix or ("pass one of these tags with --tag" if existing else "run ./inv push first, or check --registry"),
     )
 
@@ -245,7 +245,10 @@ def require_space(remote: Connection) -> None:
 
 def tags(remote: Connection) -> list[str]:
     """Return the first page of the repository's tags, or an empty list if there are none or the request fails."""
-    answer = remote.request("GET", f"/v2/{remote.reference.repository}/tags/list")
+    try:
+        answer = remote.request("GET", f"/v2/{remote.reference.repository}/tags/list")
+    except AccessDenied:
+        return []
     if answer.status_code != 200:
         return []
     with contextlib.suppress(ValueError, AttributeError, TypeError):

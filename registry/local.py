@@ -31,6 +31,7 @@ from toolchain.config import Config, split_registry
 from toolchain.errors import UserError
 
 _START_LIMIT_S = 20.0
+_RESPONSE_LIMIT_S = 5.0
 _STOP_LIMIT_S = 10.0
 _TAIL_LINES = 15
 _PORT_LIMIT_S = 1.0
@@ -137,9 +138,10 @@ def start(settings: Settings) -> Registry:
     program = process.require_program("docker-registry", "to run a local registry")
     with files.owned(settings.folder):
         running = _recorded(settings)
-        if running is not None and _responds(running, settings) and _is_at_configured_port(running, settings):
-            return running
         if running is not None:
+            # A busy registry is given as much time as a new one, because stopping it would end its transfers.
+            if _is_at_configured_port(running, settings) and _responds(running, settings, limit_s=_START_LIMIT_S):
+                return running
             _end(settings)
         port = settings.port or ports.free_port(settings.host)
         # A killed registry's threads can keep the port open slightly longer than the process exists.
@@ -260,11 +262,11 @@ def _recorded(settings: Settings) -> Registry | None:
     return Registry(address=address, url=url, pid=found.pid, settings=settings) if found else None
 
 
-def _responds(registry: Registry, settings: Settings) -> bool:
+def _responds(registry: Registry, settings: Settings, *, limit_s: float = _RESPONSE_LIMIT_S) -> bool:
     session = requests.Session()
     session.trust_env = False
     with session, contextlib.suppress(OSError):  # the base class of requests' exceptions
-        answer = session.get(f"{registry.url}/v2/", timeout=5, verify=settings.certificate or True)
+        answer = session.get(f"{registry.url}/v2/", timeout=limit_s, verify=settings.certificate or True)
         version = answer.headers.get("Docker-Distribution-Api-Version", "")
         return answer.status_code in (200, 401) and version == "registry/2.0"
     return False

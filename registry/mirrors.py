@@ -317,13 +317,15 @@ def _write(path: Path, document: dict[str, Any], old: str) -> Path | None:
     backup = None
     try:
         with files.replacing(path) as aside:
+            aside.touch(0o600)  # before the text is written, because the addresses of proxies can contain passwords
             aside.write_text(text, encoding="utf-8")
             _validate(aside, path)
             if path.exists():
                 shutil.copymode(path, aside)
-                owner = path.stat()
-                os.chown(aside, owner.st_uid, owner.st_gid)
+                _copy_owner(path, aside)
                 backup = _back_up(path)
+            else:
+                aside.chmod(0o644)
     except PermissionError as fault:
         raise _unusable(path, "a writable file", "permission denied", fix=_as_root()) from fault
     except OSError as fault:
@@ -333,8 +335,15 @@ def _write(path: Path, document: dict[str, Any], old: str) -> Path | None:
 
 def _back_up(path: Path) -> Path:
     backup = path.with_name(f"{path.name}.{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.bak")
+    backup.touch(0o600)
     shutil.copy2(path, backup)
+    _copy_owner(path, backup)
     return backup
+
+
+def _copy_owner(path: Path, to: Path) -> None:
+    owner = path.stat()
+    os.chown(to, owner.st_uid, owner.st_gid)
 
 
 def _indentation(text: str) -> int | str:

@@ -1,4 +1,4 @@
-"""Take passwords from the environment, so that the programs that tasks start do not inherit them.
+"""Take passwords from the environment, so that the programs that tasks start do not inherit them, or from a prompt.
 
 Every task imports this module to take the passwords from the environment. The module is separate because the modules
 that use the passwords import large libraries.
@@ -6,7 +6,9 @@ that use the passwords import large libraries.
 
 from __future__ import annotations
 
+import getpass
 import os
+import sys
 
 REGISTRY = "PITORCH_REGISTRY_PASSWORD"
 SIGNING = "PITORCH_SIGNING_PASSWORD"
@@ -21,3 +23,12 @@ def take(variable: str) -> str:
     """
     _taken[variable] = os.environ.pop(variable, "") or _taken.get(variable, "")
     return _taken[variable]
+
+
+def prompt(text: str) -> str:
+    """Prompt for a password on the terminal; return an empty string at the end of the input (Ctrl-D)."""
+    try:
+        return getpass.getpass(text, stream=sys.stderr)
+    except EOFError:
+        print(file=sys.stderr)  # getpass ends the line only after an input
+        return ""

@@ -126,7 +126,7 @@ def _check_host(host: str, registry: str) -> None:
             ) from fault
         raise UserError(
             f"{host!r} is not the address of a registry",
-            expected="HOST[:PORT]/NAMESPACE, with a port from 1 to 65535",
+            expected="HOST[:PORT]/NAMESPACE, with a port from 1 to 65535, and at most 63 characters between dots",
             found=registry,
             fix="correct the address; for example: --registry 127.0.0.1:5000/pitorch",
         ) from fault

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import getpass
 import json
 import sys
 from collections.abc import Mapping
@@ -106,7 +105,7 @@ def _password(path: Path) -> str:
             found="neither",
             fix=f"set {PASSWORD_VARIABLE} to the key's password",
         )
-    return getpass.getpass(f"Password of {path}: ", stream=sys.stderr)
+    return passwords.prompt(f"Password of {path}: ")
 
 
 def _public(key: ec.EllipticCurvePublicKey) -> SSlibKey:

@@ -114,7 +114,7 @@ def _place(value: str | Path, *, is_folder: bool) -> str:
     return "expected a folder" if is_folder and os.path.lexists(path) and not os.path.isdir(path) else ""  # noqa: PTH112 (Path.is_dir raises without permission)
 
 
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"  # at most 63 characters (RFC 1035)
 _REGISTRY = re.compile(rf"({_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::(\d{{1,5}}))?")
 
 

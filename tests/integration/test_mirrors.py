@@ -98,6 +98,26 @@ def test_old_file_is_backed_up(file: Path) -> None:
     assert json.loads(second.backup.read_text()) == {"debug": True, "registry-mirrors": [A]}
 
 
+def test_private_file_stays_private(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else can read the new file and the backup at any time: proxies' addresses can contain passwords."""
+    seen: list[int] = []
+
+    def see(aside: Path, _: Path) -> None:
+        seen.append(stat.S_IMODE(aside.stat().st_mode))
+
+    monkeypatch.setattr(mirrors, "_validate", see)
+    file.write_text('{"debug": true}')
+    file.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(file, 1234, 1234)
+    changed = mirrors.merge([A], daemon_json=file)
+    assert changed.backup is not None
+    for path in (file, changed.backup):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.stat().st_uid == (1234 if os.geteuid() == 0 else os.geteuid())
+    assert seen == [0o600]
+
+
 def test_merging_twice_changes_nothing(file: Path) -> None:
     mirrors.merge([A, B, A], daemon_json=file)
     before = (file.read_text(), file.stat().st_mtime_ns, sorted(file.parent.iterdir()))

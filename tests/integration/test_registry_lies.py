@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import http.server
+import io
 import json
 import random
 import socket
@@ -17,7 +19,7 @@ from typing import Any
 
 import docker
 import pytest
-from http_parts import serving
+from http_parts import answering, serving
 from registry_parts import KIB, MIB, config_for, for_arm64, forget, image, pull, push
 from test_artefacts import KEY, products
 from test_signatures import make_keys, signed, write_build
@@ -35,6 +37,7 @@ from toolchain.config import Config
 from toolchain.errors import (
     AccessDenied,
     PlatformMismatch,
+    ReferenceNotFound,
     RegistryBroke,
     RegistryFailed,
     RegistryUnreachable,
@@ -204,6 +207,22 @@ def test_failed_first_request_is_retried(fault: Hook) -> None:
         assert server.requests == ["GET /v2/"] * 3, "expected a failed request, its retry, and the login"
 
 
+@pytest.mark.parametrize(("idle_s", "connections"), [(60.0, 1), (0.0, 3)])
+def test_idle_connections_are_not_used_again(monkeypatch: pytest.MonkeyPatch, idle_s: float, connections: int) -> None:
+    monkeypatch.setattr(connection, "_IDLE_S", idle_s)
+    used: set[int] = set()
+
+    def hook(handler: Handler) -> bool:
+        used.add(handler.client_address[1])
+        return handler.reply(200)
+
+    with front(hook) as server, connected_to(server.address) as remote:
+        remote.ping()
+        remote.request("GET", "/v2/")
+        remote.request("GET", "/v2/")
+    assert len(used) == connections
+
+
 @temporary_faults
 @pytest.mark.parametrize("part", ["manifests", "blobs"])
 def test_failed_look_up_of_artefacts_is_retried(plain: Registry, tmp_path: Path, fault: Hook, part: str) -> None:
@@ -292,6 +311,27 @@ def test_failed_upload_of_signatures_is_retried(
             publish.verify_image(config, str(index.reference), key=keys.public)
 
 
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        'Basic realm="r", Bearer realm="http://HOST/token",service="s"',
+        'Bearer realm="http://HOST/token",service="", Basic realm="r"',
+        "Bearer realm=http://HOST/token, service=s",
+        'Negotiate, bearer Realm = "http://HOST/token"',
+    ],
+)
+def test_token_is_requested_with_any_form_of_challenge(challenge: str) -> None:
+    def hook(handler: Handler) -> bool:
+        if handler.path.startswith("/token"):
+            return handler.reply(200, b'{"token": "known"}')
+        if handler.headers["Authorization"] == "Bearer known":
+            return handler.reply(200)
+        return handler.reply(401, WWW_Authenticate=challenge.replace("HOST", handler.server.address))
+
+    with front(hook) as server, connected_to(server.address) as remote:
+        assert log_in(remote, actions="pull", user="") is None
+
+
 def test_failed_login_is_retried() -> None:
     def hook(handler: Handler) -> bool:
         return handler.reply(503 if len(handler.server.requests) == 2 else 200)
@@ -331,6 +371,40 @@ def test_unusable_proxy_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, pro
     assert found in caught.value.found
     assert "no_proxy" in caught.value.fix
     assert (warned, "s3cret" in str(caught.value)) == ([], False)
+
+
+def test_proxy_is_selected_for_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry is on the loopback interface; its token server and its storage are reached through the proxy."""
+
+    def registry(handler: Handler) -> bool:
+        if handler.path == "/moved":
+            return handler.reply(307, Location="http://storage.invalid/blob")
+        if handler.headers["Authorization"] == "Bearer known":
+            return handler.reply(200)
+        return handler.reply(401, WWW_Authenticate='Bearer realm="http://tokens.invalid/token",service="s"')
+
+    with (
+        front(lambda handler: handler.reply(200, b'{"token": "known"}')) as proxy,
+        front(registry) as server,
+        connected_to(server.address) as remote,
+    ):
+        monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
+        monkeypatch.setenv("no_proxy", "direct.invalid")
+        log_in(remote, actions="pull", user="")
+        assert remote.request("GET", "/moved").status_code == 200
+        asked = {line.partition("?")[0] for line in proxy.requests}
+        assert asked == {"GET http://tokens.invalid/token", "GET http://storage.invalid/blob"}
+        monkeypatch.setenv("no_proxy", "storage.invalid")
+        with pytest.raises(RegistryUnreachable):
+            remote.request("GET", "/moved")
+
+
+@pytest.mark.parametrize("address", ["http://[::1", "http://r.example:99999/x", f"http://{64 * 'x'}.example/x"])
+def test_redirect_to_an_invalid_address_is_reported(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("no_proxy", "r.example")
+    redirect = front(lambda handler: handler.reply(307, Location=address))
+    with redirect as server, connected_to(server.address) as remote, pytest.raises(RegistryBroke):
+        remote.ping()
 
 
 def test_404_is_not_retried() -> None:
@@ -458,6 +532,18 @@ def test_403_does_not_suggest_a_login(known: Credentials | None, path: str) -> N
     assert "docker login" not in str(caught.value)
     assert "password" not in caught.value.expected
     assert caught.value.exit_code == 30
+
+
+def test_missing_tag_is_reported_if_listing_is_denied() -> None:
+    def hook(handler: Handler) -> bool:
+        status = {"/v2/": 200, "/v2/pitorch/system/tags/list": 403}
+        return handler.reply(status.get(handler.path, 404))
+
+    with front(hook) as server, connected_to(server.address) as remote:
+        remote.ping()
+        with pytest.raises(ReferenceNotFound) as caught:
+            read_image(remote, "linux/arm/v7")
+    assert caught.value.exit_code == 34
 
 
 def test_403_from_the_engine_does_not_suggest_a_login() -> None:
@@ -609,6 +695,45 @@ def test_stalled_layer_ends_the_pull(
     assert len(blobs) <= 4, "at most two requests for the configuration, and one for each layer"
 
 
+def upload_with_pause(pause_s: float) -> int:
+    """Upload a body that the server reads only after a pause; return the response's status."""
+    over = threading.Event()
+
+    class Pausing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+
+        def do_PUT(self) -> None:
+            if not over.wait(pause_s):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(201)
+                self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    # The body does not fit into the buffers of the sockets.
+    with answering(Pausing) as port, connected_to(f"127.0.0.1:{port}") as remote:
+        remote.ping()
+        try:
+            return remote.request("PUT", "/upload", body=lambda: oras._Reader(io.BytesIO(bytes(32 * MIB)))).status_code
+        finally:
+            over.set()
+
+
+def test_pause_during_an_upload_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_CONNECT_S", 0.5)
+    assert upload_with_pause(1.5) == 201
+
+
+def test_stalled_upload_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "STALL_S", 1.0)
+    with pytest.raises(RegistryFailed, match="stalled") as caught:
+        upload_with_pause(30)
+    assert caught.value.exit_code == 35
+
+
 def download(remote: Connection, size: int, folder: Path) -> None:
     """Download a file of an artefact, with retries."""
     item = oras.File(digest=ZEROS, size=size, name="a.whl", media_type="application/zip")
@@ -628,6 +753,21 @@ def check_layer(remote: Connection, size: int, _folder: Path) -> None:
 
 
 downloads = pytest.mark.parametrize("read", [download, check_layer])
+
+
+def test_compressing_proxy_does_not_change_a_download(tmp_path: Path) -> None:
+    content = bytes(10 * KIB)
+
+    def hook(handler: Handler) -> bool:
+        if "gzip" in handler.headers["Accept-Encoding"]:
+            return handler.reply(200, gzip.compress(content), Content_Encoding="gzip")
+        return handler.reply(200, content)
+
+    item = oras.File(digest=digest_of(content), size=len(content), name="a.whl", media_type="application/zip")
+    with front(hook) as server, connected_to(server.address) as remote:
+        remote.ping()
+        oras.Store(remote).download(item, tmp_path / "a.whl")
+    assert (tmp_path / "a.whl").read_bytes() == content
 
 
 @downloads

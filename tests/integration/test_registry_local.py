@@ -80,6 +80,18 @@ def test_registry_outlives_its_starter_on_loopback_only(config: Config, tmp_path
     assert f"{settings.port:04X} 00000000000000000000000000000000:0000 0A" not in Path("/proc/net/tcp6").read_text()
 
 
+def test_busy_registry_is_not_restarted(config: Config) -> None:
+    """The registry does not respond for 6 s."""
+    first = local_registry.start(Settings.of(config))
+    os.kill(first.pid, signal.SIGSTOP)
+    resume = threading.Timer(6.0, os.kill, (first.pid, signal.SIGCONT))
+    resume.start()
+    try:
+        assert local_registry.start(Settings.of(config)).pid == first.pid
+    finally:
+        resume.join()
+
+
 def test_killed_registry_is_started_again(config: Config) -> None:
     first = local_registry.start(Settings.of(config))
     os.kill(first.pid, signal.SIGKILL)

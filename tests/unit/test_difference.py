@@ -6,15 +6,21 @@ import io
 import json
 import os
 import tarfile
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import requests
+import urllib3.exceptions
 from rich.console import Console
 
 from nfsroot import difference
 from nfsroot.difference import Change, Difference
+from nfsroot.unpack import SourceImage
 from toolchain.config import load_config
-from toolchain.errors import UserError
+from toolchain.errors import CommandFailed, EngineUnavailable, UserError
 
 CONFIG = load_config({})
 RECORD = "usr/local/lib/python3.13/dist-packages/torch-2.6.0.dist-info/RECORD"
@@ -120,6 +126,20 @@ def test_output_as_table_and_json(pair: tuple[Path, Path]) -> None:
     }  # fmt: skip
 
 
+def test_control_characters_are_not_printed(pair: tuple[Path, Path]) -> None:
+    old, new = pair
+    (new / "bin/\x1b]0;title\x07").write_text("")
+    (new / os.fsdecode(b"bin/caf\xe9")).write_text("")
+    tree(new, {"dpkg": "1\x1b[2J"}, {})
+    screen = io.StringIO()
+    compare(old, new).print(Console(file=screen, width=120))
+    shown = screen.getvalue()
+    assert "\x1b" not in shown
+    assert r"/bin/\x1b]0;title\x07" in shown
+    assert r"/bin/caf\udce9" in shown
+    assert r"1\x1b[2J" in shown
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"components": [{}]}', '{"spdxVersion": 1, "packages": 3}'])
 def test_other_json_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.json").write_text(content)
@@ -175,3 +195,31 @@ def test_a_hard_link_without_its_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a readable root filesystem") as caught:
         compare(tmp_path / "x.tar", tmp_path / "tree")
     assert caught.value.found == "the hard link usr/link to usr/missing, which is not in the archive before the link"
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (None, CommandFailed),
+        (urllib3.exceptions.ProtocolError("IncompleteRead"), EngineUnavailable),
+        (requests.ConnectionError("connection reset"), EngineUnavailable),
+    ],
+)
+def test_incomplete_export_of_an_image_is_reported(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception | None, kind: type[UserError]
+) -> None:
+    """The engine's stream ends in the first file, with or without an error."""
+
+    def export() -> Iterator[bytes]:
+        item = tarfile.TarInfo("file")
+        item.size = 5000
+        yield item.tobuf() + bytes(1000)
+        if fault is not None:
+            raise fault
+
+    source = SourceImage(reference="name", id="id", digests=(), size=5000, layers=())
+    monkeypatch.setattr(difference, "connect", lambda: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(difference, "find_image", lambda *_: source)
+    monkeypatch.setattr(difference, "container", lambda *_, **__: nullcontext(SimpleNamespace(export=export)))
+    with pytest.raises(kind, match="export"):
+        difference.read(CONFIG, "name", Path("/nonexistent"))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import getpass
+import io
 import json
 import socket
 import ssl
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 import urllib3.exceptions
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from registry import distribution, faults, transfer, trust
+from registry import connection, credentials, distribution, faults, passwords, retries, signing, transfer, trust
+from registry.connection import Connection
 from registry.credentials import Credentials
 from registry.reference import Reference, parse, resolve, with_options
+from toolchain import progress
 from toolchain.config import Config, load_config
 from toolchain.errors import (
     AccessDenied,
@@ -45,6 +53,7 @@ def test_reference_comes_from_the_configuration() -> None:
         ("registry.example.com/group/", "", "registry.example.com/group/system:trixie-armhf"),
         ("registry.example.com:8443/a/b", "1.0", "registry.example.com:8443/a/b/system:1.0"),
         ("localhost/a", "", "localhost/a/system:trixie-armhf"),
+        (63 * "x" + ".example/a", "", 63 * "x" + ".example/a/system:trixie-armhf"),
         ("127.0.0.1:5000", "T", "127.0.0.1:5000/pitorch/system:T"),
         ("[::1]:5000/a", "", "[::1]:5000/a/system:trixie-armhf"),
         ("docker.io/someone", "", "docker.io/someone/system:trixie-armhf"),
@@ -79,6 +88,7 @@ def test_docker_hub_has_another_api_host() -> None:
         ("me:word@r.example/a", "", "must not contain a user or password"),
         ("/a", "", "is not the address of a registry"),
         ("r.example:65536/a", "", "is not the address of a registry"),
+        (64 * "x" + ".example/a", "", "at most 63 characters"),
         ("someone/a", "", "Docker Hub"),
         ("r.example/" + 250 * "a", "", "too long"),
         ("r.example/a", ".a", "is not a valid tag"),
@@ -330,3 +340,128 @@ def test_other_platforms_of_an_index_are_reported() -> None:
     entries = [{"digest": "sha256:1", "platform": {"os": "linux", "architecture": "arm64"}}]
     with pytest.raises(PlatformMismatch, match="linux/arm64"):
         distribution.choose_platform(json.loads(json.dumps({"manifests": entries})), "linux/arm/v7", HERE)
+
+
+def upload_path(host: str, location: str, scheme: str = "https") -> str:
+    """Return the path of an upload address that the registry at ``host`` has sent."""
+    answer = requests.Response()
+    answer.headers["Location"] = location
+    with Connection(Reference(host=host, repository="a/b", tag="t"), insecure=False, actions="pull") as remote:
+        remote._base = f"{scheme}://{host}"
+        return remote.upload_path(answer)
+
+
+@pytest.mark.parametrize(
+    ("host", "location", "scheme"),
+    [
+        ("r.example", "/v2/u?s=1", "https"),
+        ("r.example", "https://r.example:443/v2/u?s=1", "https"),
+        ("r.example:443", "https://r.example/v2/u?s=1", "https"),
+        ("127.0.0.1:80", "http://127.0.0.1/v2/u?s=1", "http"),
+        ("R.Example:5000", "https://r.example:5000/v2/u?s=1", "https"),
+        ("[::1]:443", "https://[::1]/v2/u?s=1", "https"),
+        # A proxy that terminates TLS: the registry does not know its clients' scheme.
+        ("r.example:443", "http://r.example/v2/u?s=1", "https"),
+        ("r.example:8443", "http://r.example:8443/v2/u?s=1", "https"),
+    ],
+)
+def test_upload_address_on_the_same_host_is_accepted(host: str, location: str, scheme: str) -> None:
+    assert upload_path(host, location, scheme) == "/v2/u?s=1"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "https://other.example/v2/u",
+        "https://r.example:8443/v2/u",
+        "https://r.example:99999/v2/u",
+        "https://r.example:x/v2/u",
+        "https://[r.example/v2/u",
+    ],
+)
+def test_upload_address_on_another_host_is_refused(location: str) -> None:
+    with pytest.raises(RegistryUntrusted, match="redirects uploads to another host"):
+        upload_path("r.example", location)
+
+
+class Timeouts:
+    """A clock for requests to a registry that does not respond to the first one."""
+
+    def __init__(self) -> None:
+        self.activity = retries.Activity()
+        self.now = 0.0
+        self.requests = 0
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Advance the time."""
+        self.now += seconds
+
+    def ping(self) -> None:
+        """Do nothing: the registry responds."""
+
+    def request(self) -> int:
+        """Return the number of requests. The first one times out."""
+        self.requests += 1
+        if self.requests == 1:
+            self.sleep(connection._READ_S)
+            raise RegistryUnreachable("no response")
+        return self.requests
+
+
+def test_a_request_is_retried_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Timeouts()
+    monkeypatch.setattr(retries, "time", remote)
+    monkeypatch.setattr(progress, "warn", lambda _: None)
+    assert retries.with_retries(remote.request, remote) == 2
+
+
+def test_given_password_does_not_need_the_helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text('{"credsStore": "nosuchhelper"}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setattr(passwords, "_taken", {})
+    monkeypatch.setenv(credentials.PASSWORD_VARIABLE, "secret")
+    found = credentials.find(HERE, user="me")
+    assert found is not None
+    assert (found.user, found.password) == ("me", "secret")
+    with pytest.raises(AccessDenied, match="credential helper failed") as caught:
+        credentials.find(HERE)
+    assert "--user NAME" in caught.value.fix
+
+
+@pytest.fixture
+def ended_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Provide a terminal on which the user has pressed Ctrl-D."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def end(*_: object, **__: object) -> str:
+        raise EOFError
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(getpass, "getpass", end)
+    monkeypatch.setattr(passwords, "_taken", {})
+
+
+@pytest.mark.usefixtures("ended_terminal")
+@pytest.mark.parametrize("user", ["", "me"])
+def test_ctrl_d_at_a_prompt_is_no_input(user: str) -> None:
+    with pytest.raises(AccessDenied, match="no input"):
+        credentials.ask(HERE, user=user)
+
+
+@pytest.mark.usefixtures("ended_terminal")
+def test_ctrl_d_at_the_prompt_of_a_key_is_reported(tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (tmp_path / "key.pem").write_bytes(key)
+    with pytest.raises(UserError, match=r"key\.pem cannot be used to sign"):
+        signing.load_private(tmp_path / "key.pem")
