@@ -138,4 +138,4 @@ def _to_type(program: str, access: SshAccess) -> str:
 def _quoted(path: Path) -> str:
     """Return a path quoted for ssh's option parser, with ``%`` as ``%%``, because ssh expands both paths."""
     text = str(path).replace("%", "%%")
-    return f'"{text}"' if " " in text else text
+    return f'"{text}"' if set(text) & set(" '") else text

@@ -234,9 +234,9 @@ def test_ssh_commands_can_be_pasted(
 
 
 def test_ssh_options_pin_the_key_and_disable_prompts() -> None:
-    words = access.SshAccess(host="pi", known_hosts=Path("/a b/known"), key=Path("/50% k")).options()
+    words = access.SshAccess(host="pi", known_hosts=Path("/o'brien/known"), key=Path("/50% k")).options()
     assert "StrictHostKeyChecking=yes" in words
-    assert 'UserKnownHostsFile="/a b/known"' in words
+    assert 'UserKnownHostsFile="/o\'brien/known"' in words
     assert 'IdentityFile="/50%% k"' in words
     assert "BatchMode=yes" in words
     assert "UserKnownHostsFile" not in " ".join(access.SshAccess(host="pi").options())

@@ -216,7 +216,7 @@ def test_killed_server_does_not_run_a_script_twice(board: Board) -> None:
     ) as caller:
         assert caller.stdout is not None
         assert caller.stdout.readline() == "ready\n"
-        os.kill(board.loaded[0], signal.SIGKILL)
+        os.kill(board.loaded[-1], signal.SIGKILL)
         assert caller.wait(20) == 125
         assert caller.stderr is not None
         assert "was terminated while the script ran" in caller.stderr.read()
