@@ -12,8 +12,7 @@ A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` cont
 order, starting with the second.
 
 The report is written after each file. Because the tests of all files take hours, a run without names continues an
-interrupted run: it skips the files that were completed with the installed torch and without unexplained failures. The
-SHA-256 of torch's ``RECORD``, which contains the hashes of all its files, identifies the installed torch.
+interrupted run: it skips the files that were completed with the installed torch and without unexplained failures.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fnmatch
+import inspect
 import json
 import math
 import re
@@ -53,11 +53,6 @@ _MOUNTED = "/usr/src/upstream"
 LIST = HERE / "torch" / "upstream.toml"
 _PLUGIN = HERE / "torch" / "upstream_plugin.py"
 _KINDS = ("passed", "explained", "failed", "skipped", "left out", "not run")
-_RECORD = """
-from hashlib import sha256
-from importlib.metadata import files
-print(sha256(next(file for file in files("torch") if file.name == "RECORD").read_binary()).hexdigest())
-"""
 _NAME = re.compile(r"(?P<file>\S+\.py)(?: (?P<part>[1-9]\d*)/(?P<parts>[1-9]\d*))?")
 
 
@@ -154,13 +149,25 @@ class Outcome:
         return "\n".join([head, *lines])
 
 
+def identity(record: str) -> str:
+    """Return a SHA-256 that is the same for a wheel and for the installed torch.
+
+    ``record`` is the text of torch's ``RECORD``, which contains the hashes of all files. Installers add lines to it for
+    scripts and for their own metadata. This function is also run in the container, so it uses no other definitions.
+    """
+    from hashlib import sha256
+
+    lines = [line for line in record.splitlines() if not line.startswith("../") and ".dist-info/" not in line]
+    return sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
 @dataclass
 class Report:
     """The results of all files that were run with the installed torch, in a JSON file."""
 
     path: Path
     torch: str
-    """The SHA-256 of the ``RECORD`` of the installed torch."""
+    """The ``identity`` of the installed torch."""
     is_emulated: bool
     results: dict[str, Result]
     """Maps the names of files and parts to their results."""
@@ -168,21 +175,28 @@ class Report:
     @classmethod
     def read(cls, path: Path, context: Context) -> Report:
         """Read the report; discard results of other torch wheels. Raises the same exceptions as ``run_in``."""
+        script = f"{inspect.getsource(identity)}from importlib.metadata import distribution as of\n"
         made = run_in(
             context.client,
             context.config.image_reference("system"),
-            ["python3", "-c", _RECORD],
+            ["python3", "-c", f"{script}print(identity(of('torch').read_text('RECORD')))"],
             architecture=context.target,
             limit_s=300,
             log=context.log("upstream"),
             fix="run ./inv build-image with a torch wheel (recipes/torch)",
         )
-        report = cls(path, made.output.split()[-1], context.config.image.target != context.native, {})
+        torch = made.output.split()[-1]
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            document = json.loads(path.read_text())
-            if document["torch"] == report.torch:
-                report.results = {item["file"]: Result(**item) for item in document["files"]}
-        return report
+            if (earlier := cls.load(path)).torch == torch:
+                return earlier
+        return cls(path, torch, context.config.image.target != context.native, {})
+
+    @classmethod
+    def load(cls, path: Path) -> Report:
+        """Load a report. Raises OSError, or ValueError, KeyError or TypeError if the file is not a report."""
+        document = json.loads(path.read_text())
+        results = {item["file"]: Result(**item) for item in document["files"]}
+        return cls(path, document["torch"], document["emulated"], results)
 
     def is_final(self, item: Part, reasons: Reasons) -> bool:
         """Return True if all tests of ``item`` ran and ``reasons`` still explains each failure and omission.

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from device import suite
-from flow import pipelines
+from flow import pipelines, upstream_page
 from flow.context import Context
+from flow.upstream_tests import Report
 from toolchain import config_docs, errors, progress
 from toolchain.config import ROOT, Config, defaults, load_config
 from toolchain.steps import Step
@@ -59,6 +60,12 @@ def commands(page: Path) -> list[tuple[str, set[str]]]:
 
 def test_configuration_page_is_up_to_date() -> None:
     assert config_docs.PAGE.read_text() == config_docs.render(), "run: python -m toolchain.config_docs"
+
+
+def test_page_of_upstreams_tests_is_up_to_date() -> None:
+    report = Report.load(upstream_page.STORED)
+    assert upstream_page.PAGE.read_text() == upstream_page.render(report), "run: python -m flow.upstream_page"
+    assert report.torch == upstream_page.identity_of_wheel(upstream_page.wheel()), "the report is on another wheel"
 
 
 def test_configuration_page_has_every_setting_and_variable() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from registry_parts import small_disk
 from wheel_parts import make_wheel
 
 from engine.containers import Ran
+from flow import upstream_page
 from flow import upstream_tests as upstream
 from flow.context import Context
 from recipes import recipe
@@ -157,6 +159,42 @@ def test_a_damaged_report_is_replaced(text: str, tmp_path: Path, monkeypatch: py
     report = upstream.Report.read(tmp_path / "report.json", Context(load_config({})))
     report.add(upstream.Result("a.py", {}, {}, {}, "", 9.0))
     assert [item["file"] for item in json.loads(report.path.read_text())["files"]] == ["a.py"]
+
+
+def test_installing_a_wheel_does_not_change_its_identity(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, {"torch/a.py": "x = 1\n"})
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/RECORD"))
+        record = archive.read(name).decode()
+    installed = f"../../../bin/torchrun,sha256=a,2\n{name.replace('RECORD', 'INSTALLER')},sha256=b,8\n{record}"
+    assert upstream.identity(installed) == upstream_page.identity_of_wheel(wheel)
+    assert upstream.identity(f"{record}torch/b.py,sha256=c,3\n") != upstream.identity(record)
+
+
+def test_page_shows_parts_reasons_and_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "list.toml").write_text('files = ["a.py", "b.py 1/2", "b.py 2/2", "c.py"]\n')
+    monkeypatch.setattr(upstream_page, "LIST", tmp_path / "list.toml")
+    report = upstream.Report(tmp_path / "report.json", "same", True, {})
+    report.add(upstream.Result("a.py", {"passed": 1, "failed": 1}, {"a.py::T::t": "wrong sum"}, {}, "", 9.0))
+    why = {"b.py::T::u": "32 bits", "b.py::T::v": "32 bits"}
+    report.add(upstream.Result("b.py 2/2", {"passed": 3, "explained": 2}, {}, why, "cut off after 9 s", 9.0))
+    page = upstream_page.render(upstream.Report.load(report.path))
+    assert "2 of the 4 files" in page
+    assert "4 passed, 2 explained, 1 failed." in page
+    assert "| `b.py` | 3 | 0 | 2 | 0 | 0 | 0 | 1 of 2 parts; b.py 2/2: cut off after 9 s |" in page
+    assert "- `a.py::T::t`: wrong sum" in page
+    assert "| `b.py` | 2 | `u` … `v` | 32 bits |" in page
+    assert page.index("## Not yet run") < page.index("- `b.py 1/2`") < page.index("- `c.py`")
+
+
+def test_report_on_another_torch_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_page, "STORED", tmp_path / "stored.json")
+    monkeypatch.setattr(upstream_page, "wheel", lambda: make_wheel(tmp_path, {"torch/a.py": "x = 1\n"}))
+    report = upstream.Report(tmp_path / "report.json", "another", True, {})
+    report.add(upstream.Result("a.py", {"passed": 1}, {}, {}, "", 9.0))
+    with pytest.raises(ArtefactMissing, match="report on another torch"):
+        upstream_page.main([str(report.path)])
+    assert not (tmp_path / "stored.json").exists()
 
 
 def test_a_pattern_that_matches_no_test_is_reported() -> None:
