@@ -28,7 +28,7 @@ from registry.reference import Reference
 from registry.retries import with_retries
 from toolchain import files
 from toolchain.config import ROOT, Config
-from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, SignatureRefused
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, SignatureRefused, UserError
 from toolchain.manifest import Manifest
 from toolchain.steps import MANIFEST_SUFFIX
 
@@ -76,8 +76,8 @@ def push(configs: Sequence[Config], *, sign: bool) -> tuple[list[Pushed], Pushed
 def pull(configs: Sequence[Config], *, verify: bool, key: Path | None) -> list[Pulled]:
     """Pull each configuration's system image; with ``verify``, only if all signatures and statements are valid.
 
-    Raises ConfigError if the key is not set, SignatureRefused if a signature or statement is invalid, and the same
-    exceptions as ``registry.client.pull``.
+    Raises ConfigError if the key is not set, SignatureRefused if a signature or statement is invalid, UserError if the
+    record of verified images is damaged, and the same exceptions as ``registry.client.pull``.
     """
     if not verify:
         return client.pull(configs)
@@ -93,8 +93,9 @@ def pull(configs: Sequence[Config], *, verify: bool, key: Path | None) -> list[P
 def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
     """Verify an image in a registry: all digests, the signature, the statements, and every layer's contents.
 
-    Raises UserError if the name or the key is invalid, ConfigError if there is no key, SignatureRefused if one of these
-    checks fails or a newer image was verified before, and the same exceptions as ``registry.client.pull``.
+    Raises UserError if the name, the key or the record of verified images is invalid, ConfigError if there is no key,
+    SignatureRefused if one of these checks fails or a newer image was verified before, and the same exceptions as
+    ``registry.client.pull``.
     """
     wanted = reference.parse(name)
     chosen = public_key(config, key)
@@ -287,7 +288,7 @@ def _record_name(config: Config, wanted: Reference) -> str:
 
 
 def _require_newest(config: Config, wanted: Reference, found: attestations.Verified) -> None:
-    """Raise SignatureRefused if a newer image of the same name was verified here before."""
+    """Raise SignatureRefused if a newer image of the same name was verified here before; UserError as ``_recorded``."""
     path = _record(config)
     before = _recorded(path).get(_record_name(config, wanted), {})
     if found.finished < before.get("finished", ""):
@@ -300,18 +301,33 @@ def _require_newest(config: Config, wanted: Reference, found: attestations.Verif
 
 
 def _remember(config: Config, wanted: Reference, found: attestations.Verified) -> None:
-    path = _record(config)
-    entry = {"digest": found.digest, "finished": found.finished}
-    files.write_text_atomically(
-        path, json.dumps({**_recorded(path), _record_name(config, wanted): entry}, indent=2) + "\n"
-    )
+    """Record an image as verified, unless another run has recorded a newer one since ``_require_newest``."""
+    path, name = _record(config), _record_name(config, wanted)
+    with files.locked(path.parent, lock_file=False):
+        recorded = _recorded(path)
+        if found.finished >= recorded.get(name, {}).get("finished", ""):
+            recorded[name] = {"digest": found.digest, "finished": found.finished}
+            files.write_text_atomically(path, json.dumps(recorded, indent=2) + "\n")
 
 
 def _recorded(path: Path) -> dict[str, dict[str, str]]:
-    with contextlib.suppress(FileNotFoundError):
-        found: dict[str, dict[str, str]] = json.loads(path.read_text())
-        return found
-    return {}
+    """Return the recorded images by name. Raises UserError if the file is damaged."""
+    try:
+        recorded = {
+            name: {key: str(entry[key]) for key in ("digest", "finished")}
+            for name, entry in json.loads(path.read_text()).items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        raise UserError(
+            f"{path} is damaged",
+            expected="the images that were verified here last, as JSON",
+            found=f"{type(fault).__name__}: {fault}",
+            fix="restore the file from a backup; or remove it, after which an image older than those verified before "
+            "is accepted once",
+        ) from fault
+    return recorded
 
 
 def statements(config: Config) -> dict[str, Mapping[str, Any]]:

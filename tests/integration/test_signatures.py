@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,42 @@ def test_older_image_is_refused(plain: Registry, keys: Keys, tmp_path: Path) -> 
         verify(config, keys)
     (tmp_path / "build/verified.json").unlink()
     verify(config, keys)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"name": 1}', '{"name": {"digest": "sha256:1"}}'])
+def test_damaged_record_of_verified_images_is_reported(
+    plain: Registry, keys: Keys, tmp_path: Path, content: str
+) -> None:
+    config = config_for(tmp_path, plain.address, repository="damaged-record")
+    signed(config, keys)
+    verify(config, keys)
+    record = tmp_path / "build/verified.json"
+    record.write_text(content)
+    with pytest.raises(UserError, match=r"verified\.json is damaged") as caught:
+        verify(config, keys)
+    assert "an image older than those verified before is accepted once" in caught.value.fix
+    assert record.read_text() == content
+
+
+def verified(finished: str) -> attestations.Verified:
+    return attestations.Verified(digest=f"sha256:{finished}", statements=predicates(finished))
+
+
+def test_simultaneous_runs_record_all_images(tmp_path: Path) -> None:
+    config = config_for(tmp_path, "127.0.0.1:5000")
+    names = [dataclasses.replace(resolve(config), tag=f"tag{number}") for number in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: publish._remember(config, name, verified("2026-01-01T00:00:00Z")), names))
+    assert len(json.loads((tmp_path / "build/verified.json").read_text())) == len(names)
+
+
+def test_a_newer_image_stays_recorded(tmp_path: Path) -> None:
+    """A run with an older image checks the record before, and writes it after, a run with a newer image."""
+    config = config_for(tmp_path, "127.0.0.1:5000")
+    for finished in ("2026-02-01T00:00:00Z", "2026-01-01T00:00:00Z"):
+        publish._remember(config, resolve(config), verified(finished))
+    (entry,) = json.loads((tmp_path / "build/verified.json").read_text()).values()
+    assert entry["finished"] == "2026-02-01T00:00:00Z"
 
 
 @pytest.mark.parametrize("kind", [PROVENANCE, SPDX, CYCLONEDX])
