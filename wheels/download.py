@@ -37,27 +37,39 @@ def dependencies(wheel: Path, folder: Path, target: Architecture, suite: Suite, 
     """Download a wheel's direct and indirect dependencies. Raises WheelUnusable, or the same errors as ``download``.
 
     pip would evaluate markers such as ``platform_machine`` for this PC instead of the target, so each package is
-    requested separately; the first requirement for a package determines its version.
+    requested separately; the first requirement for a package determines its version. A requirement with a URL is an
+    error, because it may be for a source archive.
     """
     environment: dict[str, str | Set[str]] = {
         **{key: str(value) for key, value in default_environment().items()},
         "platform_machine": target.wheel_platform.removeprefix("linux_"),
         "python_version": suite.python,
         "python_full_version": f"{suite.python}.0",
-        "extra": "",
     }
-    seen = {canonicalize_name(wheel.name.partition("-")[0])}
-    waiting, found = [wheel], list[Path]()
+    start = canonicalize_name(wheel.name.partition("-")[0])
+    found = {start: wheel}
+    waiting = [(start, "")]  # packages, each with an extra or, for the requirements outside all extras, ""
+    seen = set(waiting)
     while waiting:
-        for requirement in _requirements(waiting.pop()):
-            name = canonicalize_name(requirement.name)
-            if name in seen or (requirement.marker and not requirement.marker.evaluate(environment)):
+        package, extra = waiting.pop()
+        for requirement in _requirements(found[package]):
+            if requirement.marker and not requirement.marker.evaluate({**environment, "extra": extra}):
                 continue
-            seen.add(name)
-            made = download(f"{requirement.name}{requirement.specifier}", folder, target, suite, log)
-            found.append(made)
-            waiting.append(made)
-    return found
+            if requirement.url:
+                raise WheelUnusable(
+                    f"{found[package].name} requires a file from a URL",
+                    expected="requirements for packages in the package index",
+                    found=one_line(str(requirement)),
+                    fix="use another version of the package",
+                )
+            name = canonicalize_name(requirement.name)
+            if name not in found:
+                wanted = f"{requirement.name}{requirement.specifier}"
+                found[name] = download(wanted, folder, target, suite, log)
+            new = {(name, item) for item in ("", *requirement.extras)} - seen
+            seen |= new
+            waiting += sorted(new)
+    return list(found.values())[1:]
 
 
 def _requirements(wheel: Path) -> Iterator[Requirement]:

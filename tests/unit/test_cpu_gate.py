@@ -285,6 +285,28 @@ def test_dependencies_follow_the_markers_of_the_target(tmp_path: Path, monkeypat
         download.download("absent==1.0", tmp_path, target, suite, tmp_path / "log")
 
 
+def test_dependencies_include_those_of_requested_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``thing`` requires ``first`` twice, and ``first`` lists its extra ``All`` in terms of another extra."""
+    index = tmp_path / "index"
+    tag = "py3-none-any"
+    rows = ['other; extra == "more"', 'first[more]; extra == "all"', 'absent; extra == "unused"']
+    make_wheel(index, {}, name="first", tag=tag, requires="\nRequires-Dist: ".join(rows))
+    make_wheel(index, {}, name="other", tag=tag)
+    make_wheel(index, {}, name="plain", tag=tag, requires="first")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    wheel = make_wheel(tmp_path, {}, tag=tag, requires="plain\nRequires-Dist: first[All]>=1")
+    found = download.dependencies(wheel, tmp_path, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "log")
+    assert sorted(path.name.partition("-")[0] for path in found) == ["first", "other", "plain"]
+
+
+def test_a_requirement_with_a_url_is_reported(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, {}, tag="py3-none-any", requires="other @ https://example.org/other.zip")
+    with pytest.raises(WheelUnusable, match="requires a file from a URL") as caught:
+        download.dependencies(wheel, tmp_path, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "log")
+    assert "https://example.org/other.zip" in caught.value.found
+
+
 def test_an_invalid_requirement_of_a_wheel_is_reported(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, {}, tag="py3-none-any", requires="torch (>=1.9.*)")
     with pytest.raises(WheelUnusable, match="has an invalid requirement") as caught:
