@@ -32,8 +32,10 @@ NAMES = ("sbom.spdx.json", "sbom.cdx.json")
 """The documents' file names."""
 _CDX_VERSION = "1.6"
 _DISTRIBUTION = "pitorch-system"
-_STATUS = "var/lib/dpkg/status"
-_FILES = frozenset({_STATUS, "var/lib/dpkg/arch-native", "var/lib/apt/extended_states"})
+STATUS = "var/lib/dpkg/status"
+"""dpkg's list of the installed packages."""
+FILES = frozenset({STATUS, "var/lib/dpkg/arch-native", "var/lib/apt/extended_states"})
+"""The files of a root from which its bill of materials is made."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,10 @@ def write(
     with files.scratch_folder(folder, "sbom") as scratch:
         if root.is_file():
             root = _status_of(root, scratch / "root")
-        if not (root / _STATUS).is_file():
+        if not (root / STATUS).is_file():
             raise ArtefactMissing(
                 f"{root} has no package list",
-                expected=f"{_STATUS}, which dpkg writes",
+                expected=f"{STATUS}, which dpkg writes",
                 found="no such file",
                 fix="pass the root filesystem of a Debian system",
             )
@@ -157,7 +159,7 @@ def _status_of(tar: Path, folder: Path) -> Path:
     with tarfile.open(tar) as archive:
         for item in archive:
             name = item.name.removeprefix("./")
-            if name in _FILES and (content := archive.extractfile(item)) is not None:
+            if name in FILES and (content := archive.extractfile(item)) is not None:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(content.read())
     return folder

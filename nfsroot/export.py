@@ -42,7 +42,7 @@ from nfsroot.layout import (
     named_trees,
     write_marker,
 )
-from nfsroot.tree import TreeHash, mounts_below, require_unmounted
+from nfsroot.tree import TreeHash, file_in, follow, mounts_below, require_unmounted
 from toolchain import checkout, process, progress
 from toolchain.config import Config
 from toolchain.errors import InUse, UserError
@@ -54,6 +54,7 @@ from toolchain.files import (
     require_space,
     room_for,
     room_for_programs,
+    scratch_folder,
     sha256_of,
     swapping,
 )
@@ -204,7 +205,7 @@ def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: P
     For an image that was built here, the build's bill of materials is used. A tree without dpkg's status has no bill of
     materials.
     """
-    if not (tree / "var/lib/dpkg/status").is_file():
+    if file_in(tree, sbom.STATUS) is None:
         return {}
     made, system = (Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}") for step in ("sbom", "system"))
     if made and system and system.facts.get("image") == source.id and _same_needs(made, system):
@@ -212,13 +213,19 @@ def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: P
             item.verify()
             shutil.copyfile(item.path, folder / item.path.name)
     else:
-        with progress.step("bill of materials"):
-            libraries = sorted(path for path in tree.glob("opt/pitorch/lib/*.so.*") if not path.is_symlink())
+        with progress.step("bill of materials"), scratch_folder(folder, "packages") as root:
+            # In the tree itself, links of the image could lead debsbom to files of this PC.
+            for name in sbom.FILES:
+                if (place := file_in(tree, name)) is not None:
+                    (root / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(place, root / name)
+            found = follow(tree, "opt/pitorch/lib").glob("*.so.*")
+            libraries = sorted(path for path in found if path.is_file() and not path.is_symlink())
             parts = [sbom.Part(path.name, sha256_of(path)) for path in libraries]
             with contextlib.suppress(KeyError, ValueError, AttributeError):
                 parts = [*(sbom.Part(*item) for item in json.loads(source.labels[WHEELS]).items()), *parts]
             sbom.write(
-                tree,
+                root,
                 folder,
                 label=config.image.label,
                 parts=parts,

@@ -195,3 +195,23 @@ def test_exported_tree_has_documents(made: Path, tmp_path: Path, built_here: boo
 def test_tree_without_packages_has_no_documents(tmp_path: Path) -> None:
     source = SourceImage(reference="image", id="sha256:1", digests=(), size=0, layers=())
     assert export.write_sbom(load_config({}), source, tmp_path, tmp_path) == {}
+
+
+def test_links_of_an_image_are_followed_in_the_tree(tmp_path: Path) -> None:
+    """The tree's links with absolute targets exist both on the PC, with other content, and in the tree."""
+    outside, tree, folder = tmp_path / "outside", tmp_path / "tree", tmp_path / "files"
+    folder.mkdir()
+    for top, package in ((outside, "of-this-pc"), (tree.joinpath(*outside.parts[1:]), "dpkg")):
+        top.mkdir(parents=True)
+        (top / "status").write_text(STATUS.replace("Package: dpkg", f"Package: {package}"))
+        (top / LIBRARY.file).write_text(package)
+    for link in ("var/lib/dpkg", "opt/pitorch/lib"):
+        (tree / link).parent.mkdir(parents=True)
+        (tree / link).symlink_to(outside)
+    source = SourceImage(reference="image", id="sha256:1", digests=(), size=0, layers=())
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    export.write_sbom(config, source, tree, folder)
+    names = {item["name"]: item for item in json.loads((folder / SPDX).read_text())["packages"]}
+    assert "dpkg" in names
+    assert "of-this-pc" not in names
+    assert names["libqpu"]["checksums"][0]["checksumValue"] == hashlib.sha256(b"dpkg").hexdigest()
