@@ -327,7 +327,7 @@ def _host_keys(tree: Audit) -> None:
         comment = f"root@{tree.settings.hostname}"
         process.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", folder / name], limit_s=60)
         (folder / name).chmod(0o600)
-        tree.touched += [f"etc/ssh/{name}", f"etc/ssh/{name}.pub"]
+        tree.touched += [str((folder / item).relative_to(tree.root)) for item in (name, f"{name}.pub")]
         tree.host_keys.append((folder / f"{name}.pub").read_text().strip())
     found = f"{len(old)} key files, identical on every board" if old else "none"
     tree.note("host-keys", "/etc/ssh", found, "generated; pinned in ssh_known_hosts next to the tree")
@@ -429,7 +429,7 @@ def _dev(tree: Audit) -> None:
             place = inside(tree.root, path)
             os.mknod(place, stat.S_IFCHR | bits, os.makedev(major, minor))
             place.chmod(bits)
-            tree.touched.append(path.lstrip("/"))
+            tree.touched.append(str(place.relative_to(tree.root)))
             tree.note(
                 "dev", path, "absent, but required before devtmpfs is mounted", f"character device {major}:{minor}"
             )

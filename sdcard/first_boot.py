@@ -41,8 +41,9 @@ def fit_for_card(tree: Audit, disk_id: str) -> None:
         # Only root may read the password's hash in user-data.
         f"PARTUUID={disk_id}-01 {BOOT} vfat umask=0077,nofail 0 2\n",
     )
-    inside(tree.root, BOOT).mkdir(exist_ok=True)
-    tree.touched.append(BOOT.lstrip("/"))
+    place = inside(tree.root, BOOT)
+    place.mkdir(exist_ok=True)
+    tree.touched.append(str(place.relative_to(tree.root)))
     tree.write("/etc/network/interfaces.d/eth0", "allow-hotplug eth0\niface eth0 inet dhcp\n")
     tree.write("/etc/cloud/cloud.cfg.d/99-card.cfg", _CLOUD)
     host_keys = tree.listing("/etc/ssh", "ssh_host_*")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from nfsroot.audit import HELPER, HELPER_IN_TREE, Audit, Settings, audit, capability_text, nameservers_of_host, table
 from nfsroot.tree import TreeHash
+from sdcard.first_boot import fit_for_card
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the files of a root filesystem belong to root")
 
@@ -239,6 +241,32 @@ def test_login_keys_stay_in_the_tree(tree: Path, tmp_path: Path, there: bool) ->
     assert (folder / "authorized_keys").read_text().endswith(" pitorch-export\n")
     assert hashed.sha256 == TreeHash.of(tree).sha256
     quiet_afterwards(tree)
+
+
+@pytest.mark.parametrize("link", ["etc/ssh", "dev"])
+def test_changes_in_linked_folders_are_hashed(tree: Path, tmp_path: Path, link: str) -> None:
+    """The link's absolute target exists both on the PC and in the tree."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    inside = tree.joinpath(*outside.parts[1:])
+    inside.mkdir(parents=True)
+    shutil.rmtree(tree / link)
+    (tree / link).symlink_to(outside)
+    hashed = TreeHash.of(tree)
+    hashed.refresh(audit(tree, SETTINGS).touched)
+    assert list(outside.iterdir()) == []
+    assert list(inside.iterdir()) != []
+    assert hashed.sha256 == TreeHash.of(tree).sha256
+
+
+def test_a_boot_folder_below_a_link_is_hashed(tree: Path) -> None:
+    (tree / "usr/boot").mkdir()
+    (tree / "boot").symlink_to("usr/boot")
+    hashed = TreeHash.of(tree)
+    made = Audit(tree, SETTINGS)
+    fit_for_card(made, "12345678")
+    hashed.refresh(made.touched)
+    assert hashed.sha256 == TreeHash.of(tree).sha256
 
 
 def test_a_changed_mode_of_the_login_folder_is_hashed(tree: Path) -> None:
