@@ -363,7 +363,7 @@ def test_two_users_share_the_lock(program: str) -> None:
         def start(user: int) -> subprocess.Popen[bytes]:
             argv = [*python, copy, f"{folder}/lock", "0.1", "60"]
             return subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user, group=user, extra_groups=(), umask=0o022
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user, group=user, extra_groups=(), umask=0o077
             )
 
         for user in (65533, 65532):

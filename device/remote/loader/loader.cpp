@@ -618,6 +618,7 @@ bool locked(const char *path, double queueSeconds) {
     complain("load", std::string(path) + " is not a regular file with a single link: remove it");
     return false;
   }
+  (void)fchmod(file, 0644);  // regardless of the umask, other users must be able to open the file
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(queueSeconds);
   while (flock(file, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) {

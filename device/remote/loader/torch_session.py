@@ -454,6 +454,8 @@ def locked(path: str, queue_s: float) -> bool:
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         print(f"error load {path} is not a regular file with a single link: remove it", flush=True)
         return False
+    with contextlib.suppress(PermissionError):  # another user's file
+        os.fchmod(file, 0o644)
     deadline = time.monotonic() + queue_s
     while True:
         with contextlib.suppress(BlockingIOError):
