@@ -130,7 +130,7 @@ def export(
             origin = origin_of(config, source) if role == "system" else {}
             warnings = (*left_out_warnings(origin), *write_boot_files(config, final, tree, metadata.parent))
             settings = Settings(
-                hostname=config.image.name.replace("/", "-").replace("_", "-").replace(".", "-"),
+                hostname=config.image.host_name,
                 nameservers=nameservers_of_host(),
                 client_public_key=_client_key(final, metadata),
                 now=int(time.time()),

@@ -193,7 +193,7 @@ def _make(
     if documents:
         sbom.add(scratch, [sbom.Part(*item) for item in added_firmware.items()])
     devices = imager_devices(config.image.architecture, parts)
-    hostname = config.sd.hostname or re.sub(r"[^a-z0-9-]", "-", config.image.name)
+    hostname = config.sd.hostname or config.image.host_name
     settings = Settings(hostname=hostname, nameservers=(), client_public_key="", now=tools.epoch)
     audited = audit(tree, settings, ON_EVERY_MEDIUM)
     first_boot.fit_for_card(audited, number_of(seed, "disk"))

@@ -125,7 +125,7 @@ def split_registry(address: str) -> tuple[str, int]:
     """
     found = _REGISTRY.fullmatch(address)
     if found is None:
-        raise ValueError("expected HOST[:PORT]")
+        raise ValueError("expected HOST[:PORT], with at most 63 characters between dots")
     if found[2] and not 0 < int(found[2]) < 65536:
         raise ValueError(_BAD_PORT)
     host, port = found[1], int(found[2] or 0)
@@ -215,7 +215,9 @@ class ImageConfig:
         False, "install packages for card images: cloud-init, growpart, a DHCP client, wpa_supplicant and sudo"
     )
     documentation: bool = _setting(False, "install packages with their documentation, translations and tests")
-    name: str = _setting("pitorch", "first part of all image names", _name)
+    name: str = _setting(
+        "pitorch", "first part of all image names; its first 50 characters are the boards' host name", _name
+    )
     mirror: str = _setting("", "apt mirror; empty: the mirror that this host's apt uses", _url)
     security_mirror: str = _setting("", "mirror for the security pocket; empty: the same as image.mirror", _url)
     strict: bool = _setting(False, "if a mirror pocket cannot be verified, report an error instead of a warning")
@@ -239,6 +241,14 @@ class ImageConfig:
     def label(self) -> str:
         """The target's name: ``SUITE-ARCH``, or ``FLAVOUR-SUITE-ARCH`` for a flavour other than the default."""
         return f"{self.release}-{self.architecture}"
+
+    @property
+    def host_name(self) -> str:
+        """The host name of boards: ``name`` with hyphens as separators, shortened to 50 characters.
+
+        A host name has at most 63 characters, and a board with ``nfs.overlay`` adds a hyphen and up to 12 digits.
+        """
+        return re.sub(r"[._/]", "-", self.name)[:50].rstrip("-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,7 +344,7 @@ class NfsConfig:
 class SdConfig:
     """The card image and its first boot: section ``sd``. Raspberry Pi Imager overrides the first-boot settings."""
 
-    hostname: str = _setting("", "host name; empty: the first part of image names", _host_name)
+    hostname: str = _setting("", "host name; empty: determined from image.name", _host_name)
     user: str = _setting("", "user that the first boot creates, with permission to use sudo; empty: none", _user)
     password_hash: str = _setting(
         "", "hash of the user's password, from openssl passwd -6; empty: no login with a password", _password_hash

@@ -84,9 +84,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "jobs as truth": ({"build": {"jobs": True}}, "expected a number, found True"),
     "memory": ({"build": {"memory_per_job_mib": 63}}, "expected 64 to 65536 MiB, found 63"),
     "wheelhouse": ({"torch": {"wheelhouse": None}}, "torch.wheelhouse: expected a list of strings, found None"),
-    "registry": ({"registry": {"address": "http://r:5000"}}, "expected HOST[:PORT], found 'http://r:5000'"),
-    "registry, none": ({"registry": {"address": ""}}, "expected HOST[:PORT], found ''"),
-    "registry, label": ({"registry": {"address": "-r.example"}}, "expected HOST[:PORT], found '-r.example'"),
+    "registry": (
+        {"registry": {"address": "http://r:5000"}},
+        "expected HOST[:PORT], with at most 63 characters between dots, found 'http://r:5000'",
+    ),
+    "registry, none": (
+        {"registry": {"address": ""}},
+        "expected HOST[:PORT], with at most 63 characters between dots, found ''",
+    ),
+    "registry, label": (
+        {"registry": {"address": "-r.example"}},
+        "expected HOST[:PORT], with at most 63 characters between dots, found '-r.example'",
+    ),
     "registry, port": ({"registry": {"address": "r.example:65536"}}, "expected a port from 1 to 65535"),
     "registry, port 0": ({"registry": {"address": "127.0.0.1:0"}}, "expected a port from 1 to 65535"),
     "registry, bare name": ({"registry": {"address": "r"}}, "expected a host with a dot or a port"),
@@ -237,6 +246,14 @@ def test_an_unsupported_architecture_is_reported() -> None:
     assert load_config({"image": {**image, "architecture": "armhf"}}).image.label == "raspbian-trixie-armhf"
     for architecture in ARCHITECTURES:
         assert load_config({"image": {"architecture": architecture}}).image.architecture == architecture
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("pitorch", "pitorch"), ("a/b.c_d-e", "a-b-c-d-e"), (64 * "x", 50 * "x"), (49 * "x" + ".y", 49 * "x")],
+)
+def test_host_names_of_boards_are_valid_labels(name: str, expected: str) -> None:
+    assert load_config({"image": {"name": name}}).image.host_name == expected
 
 
 def test_the_distribution_has_no_torch_for_armhf() -> None:
