@@ -384,7 +384,11 @@ class DeviceConfig:
     )
     memory_mib: int = _setting(1024, "memory of the virtual machine", _between(256, 3072, "MiB"))
     cpus: int = _setting(2, "CPUs of the virtual machine", _between(1, 4))
-    boot_timeout_s: float = _setting(900.0, "maximum time until the SSH server responds", _between(10, 86400, "s"))
+    boot_timeout_s: float = _setting(
+        900.0,
+        "maximum time until the SSH server responds; at most 300 s if the board is not switched on for the run",
+        _between(10, 86400, "s"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
