@@ -39,7 +39,7 @@ class SshAccess:
     known_hosts: Path | None = None
 
     def options(self) -> list[str]:
-        """The ``ssh`` options for a login without prompts that accepts only the known host key."""
+        """The ``ssh`` options for a login without prompts that accepts only the known host key. Raises UserError."""
         words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
         if self.known_hosts is not None:
             words += [
@@ -136,6 +136,16 @@ def _to_type(program: str, access: SshAccess) -> str:
 
 
 def _quoted(path: Path) -> str:
-    """Return a path quoted for ssh's option parser, with ``%`` as ``%%``, because ssh expands both paths."""
+    """Return a path quoted for ssh's option parser, with ``%`` as ``%%``, because ssh expands both paths.
+
+    Raises UserError for a path with ``${``, which cannot be quoted.
+    """
+    if "${" in str(path):
+        raise UserError(
+            "ssh cannot use the files of the exported tree",
+            expected="a path without ${, because ssh would insert the value of a variable",
+            found=str(path),
+            fix="set nfs.folder and build.folder to folders without ${ in their paths",
+        )
     text = str(path).replace("%", "%%")
     return f'"{text}"' if set(text) & set(" '") else text

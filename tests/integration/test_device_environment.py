@@ -242,6 +242,12 @@ def test_ssh_options_pin_the_key_and_disable_prompts() -> None:
     assert "UserKnownHostsFile" not in " ".join(access.SshAccess(host="pi").options())
 
 
+def test_a_path_with_a_variable_for_ssh_is_reported() -> None:
+    with pytest.raises(UserError, match="ssh cannot use the files") as caught:
+        access.SshAccess(host="pi", key=Path("/${HOME}/key")).options()
+    assert caught.value.found == "/${HOME}/key"
+
+
 def test_cause_of_a_broken_strategy_is_the_user_error() -> None:
     fixed = UserError("the first fault")
     outer = StrategyError("broken")
