@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from waiting import LIMIT_S, eventually
 
 from device.lab import log, run
 from device.lab.coordinator import program
+from nfsroot import access
 from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
 from toolchain import process
@@ -299,9 +301,10 @@ def test_a_run_connects_the_card_to_its_board(lab: Lab, tmp_path: Path) -> None:
     mux.write_text('#!/bin/sh\necho "$@" >>"$0.calls"\n')
     mux.chmod(0o755)
     configuration, ssh, described = tmp_path / "config", tmp_path / "bin" / "ssh", tmp_path / "exporter.yaml"
-    configuration.write_text(f"IdentityFile {layout.client_key}\nUserKnownHostsFile {layout.known_hosts}\nUser root\n")
+    key, known_hosts = access._quoted(layout.client_key), access._quoted(layout.known_hosts)
+    configuration.write_text(f"IdentityFile {key}\nUserKnownHostsFile {known_hosts}\nUser root\n")
     ssh.parent.mkdir()
-    ssh.write_text(SSH.format(configuration=configuration))
+    ssh.write_text(SSH.format(configuration=shlex.quote(str(configuration))))
     ssh.chmod(0o755)
     usb = {"busnum": 1, "devnum": 2, "path": "1-1", "vendor_id": 0x0424, "model_id": 0x4041}
     resources = {
