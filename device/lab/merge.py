@@ -48,7 +48,10 @@ class Outcome:
     document: Mapping[str, Any] = field(default_factory=dict)
     evidence_sha256: str = ""
     suites: tuple[ElementTree.Element, ...] = ()
-    """The test suites in the board's JUnit file, which is read only once, because the board's next run replaces it."""
+    """The test suites in the board's JUnit file, which is read only once, because the board's next run replaces it.
+
+    Empty if pytest was killed before it wrote this file.
+    """
     files: tuple[str, ...] = ()
     """The test files (or tests) that were assigned to the board; empty if the board had to run the whole suite."""
     turn: int = 1
@@ -63,11 +66,11 @@ class Outcome:
         if not paths.evidence.is_file():
             return made
         content = paths.evidence.read_bytes()
+        suites: tuple[ElementTree.Element, ...] = ()
+        if paths.junit.is_file():
+            suites = tuple(ElementTree.parse(paths.junit).getroot().iter("testsuite"))  # noqa: S314 - a file of this program
         return replace(
-            made,
-            document=json.loads(content),
-            evidence_sha256=hashlib.sha256(content).hexdigest(),
-            suites=tuple(ElementTree.parse(paths.junit).getroot().iter("testsuite")),  # noqa: S314 - a file of this program
+            made, document=json.loads(content), evidence_sha256=hashlib.sha256(content).hexdigest(), suites=suites
         )
 
     @property
@@ -291,9 +294,9 @@ def junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
     """One test suite per board. Each class name begins with a board's name, so that tests are counted per board."""
     top = ElementTree.Element("testsuites", name="lab")
     for outcome in outcomes:
-        if not outcome.document:
+        if not outcome.suites:
             suite = ElementTree.SubElement(top, "testsuite", name=outcome.label, tests="0", failures="0", errors="0")
-            _add_error(suite, outcome, "boot")
+            _add_error(suite, outcome, "run" if outcome.document else "boot")
             for name in outcome.not_run:
                 _add_error(suite, outcome, name)
             continue

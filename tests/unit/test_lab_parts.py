@@ -309,6 +309,19 @@ def test_an_error_after_the_tests_is_shown(tmp_path: Path) -> None:
     assert (fault.get("message"), fault.text) == (first, error)
 
 
+def test_a_run_without_a_junit_file_is_a_failed_run(tmp_path: Path) -> None:
+    """The board had sent results before pytest was killed."""
+    paths = outcome(tmp_path, "one", a="passed").paths
+    paths.junit.unlink()
+    merged = merge.write(Config(), [Outcome.of("one", paths, "pytest failed on this PC\n  found:    killed")], tmp_path)
+    assert merged.lines() == ["one: 1 passed, 0 failed, 0 errors, 0 skipped (pytest failed on this PC)"]
+    assert not merged.ok
+    (suite,) = ElementTree.parse(merged.paths.junit).getroot()  # noqa: S314 - our own file
+    assert (suite.get("name"), suite.get("tests"), suite.get("errors")) == ("one", "1", "1")
+    (fault,) = suite.iter("error")
+    assert fault.get("message") == "pytest failed on this PC"
+
+
 def test_junit_with_control_characters_is_well_formed(tmp_path: Path) -> None:
     error = str(CommandFailed("the suite did not start \x07", tail="\x1b[31mbad\x1b[0m \ufffe"))
     dead = Outcome(board="dead", paths=Paths(folder=tmp_path / "dead"), error=error)
