@@ -103,8 +103,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 @pytest.fixture(autouse=True)
 def engine_for_marked_tests(request: pytest.FixtureRequest) -> None:
-    """Start the engine for tests that are marked with ``engine``."""
-    if request.node.get_closest_marker("engine") and os.geteuid() == 0 and shutil.which("dockerd", path=_PATH):
+    """Start the engine for tests that are marked with ``engine``, if this user can start it."""
+    if request.node.get_closest_marker("engine"):
+        request.getfixturevalue("engine_if_root")
+
+
+@pytest.fixture(scope="session")
+def engine_if_root(request: pytest.FixtureRequest) -> None:
+    """Start the engine if none is running and this user can start it.
+
+    A fixture of a module or session that connects to the engine must request this fixture, because it is set up before
+    ``engine_for_marked_tests``.
+    """
+    if os.geteuid() == 0 and shutil.which("dockerd", path=_PATH):
         request.getfixturevalue("engine_runs")
 
 

@@ -18,7 +18,7 @@ from toolchain import process
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[docker.DockerClient]:
+def client(engine_if_root: None) -> Iterator[docker.DockerClient]:
     """Connect to the engine."""
     with engine_client() as found:
         yield found

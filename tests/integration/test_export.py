@@ -70,7 +70,7 @@ def needs_engine_and_root(function: Function) -> Function:
 
 
 @pytest.fixture(scope="module")
-def client() -> docker.DockerClient:
+def client(engine_if_root: None) -> docker.DockerClient:
     try:
         return connect()
     except EngineUnavailable as fault:

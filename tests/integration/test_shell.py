@@ -54,7 +54,7 @@ def little_root() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[docker.DockerClient]:
+def client(engine_if_root: None) -> Iterator[docker.DockerClient]:
     with engine_client() as found:
         yield found
 
