@@ -3,7 +3,8 @@
 ``on`` creates the table ``ip pitorch_nat``, which masquerades the subnet on the uplink. If necessary, ``on`` also
 changes two settings outside the table, which ``off`` restores:
 
-- ``net.ipv4.ip_forward``: its previous value is stored in the state file;
+- ``net.ipv4.ip_forward``: its previous value is stored in the state file; if the Docker engine's bridge exists, ``off``
+  does not change the setting, because the engine needs it;
 - other programs' forward chains whose policy is drop, such as the chain of the Docker engine. netfilter drops a packet
   if any table drops it, so accept rules in this project's table are not enough. ``on`` adds accept rules for the subnet
   to each such chain and marks them with a comment; ``off`` removes these rules.
@@ -37,6 +38,8 @@ TABLE = "pitorch_nat"
 MARK = "pitorch share-internet"
 STATE = Path("/run/pitorch/share-internet.json")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+_DOCKER = Path("/sys/class/net/docker0")
+"""The Docker engine's bridge, which the engine creates when it starts."""
 _AGAIN = "./inv share-internet"
 _MATCHES_ALL = frozenset({"counter", "log", "reject", "drop", "jump", "goto"})
 """A rule that consists only of these expressions matches every packet."""
@@ -121,7 +124,8 @@ def off(config: Config, *, state: Path = STATE) -> Sharing:
 def _revert(state: Path) -> None:
     _apply(_deletions())
     kept = _read(state)
-    if kept is not None:
+    # A Docker engine that was started after ``on`` needs forwarding, but does not set ip_forward again after ``off``.
+    if kept is not None and not _DOCKER.exists():
         _set_forward(kept["ip_forward"])
     state.unlink(missing_ok=True)
 

@@ -168,6 +168,14 @@ def test_off_restores_ip_forward_after_repeated_on(net: Net, earlier: str) -> No
     assert net.forward() == earlier
 
 
+def test_off_leaves_ip_forward_on_for_the_docker_engine(net: Net) -> None:
+    """An engine that was started while sharing was on found ip_forward set, and needs it."""
+    net.share("on")
+    net.run(net.gateway, "ip", "link", "add", "docker0", "type", "bridge")
+    net.share("off")
+    assert net.forward() == "1"
+
+
 def test_a_drop_policy_is_opened_and_restored(net: Net) -> None:
     # Like the Docker engine's rules: a forward chain with rules and policy drop.
     net.run(net.gateway, "nft", "add table ip filter")
