@@ -36,6 +36,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "build": {"folder": "build/test"},
     # Test the wheel in the repository, not one in the caller's wheelhouse.
     "torch": {"wheelhouse": []},
+    # On a busy PC, the virtual CPUs of a machine wait for each other and waste the PC's time (docs/walkthrough.md).
+    "device": {"cpus": 1},
 }
 __all__ = ["open_checkout"]
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"

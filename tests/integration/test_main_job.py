@@ -229,7 +229,8 @@ def test_the_exported_root_boots_and_passes_the_device_suite(
 ) -> None:
     """The complete suite is run weekly. test_torch_wheel.py runs the other tests in a container, which is faster."""
     if complete:
-        result = suite.test_on_pi(exported_config, qemu=True)
+        two_cpus = dataclasses.replace(exported_config.device, cpus=2)
+        result = suite.test_on_pi(dataclasses.replace(exported_config, device=two_cpus), qemu=True)
     else:
         result = suite.test_on_pi(exported_config, qemu=True, keyword=SELECTED, timing=False, test_files=ON_BOARD)
     assert result.ok, result.summary()

@@ -211,6 +211,7 @@ def test_a_failed_boot_is_reported_at_once(
             nfs_port=server.port,
             init="systemd",
             extra_arguments=extra,
+            cpus=config.device.cpus,
         )
         machine = qemu.Machine(spec, tmp_path / "console.log")
         machine.start()

@@ -132,6 +132,7 @@ def booted_here(config: Config, folder: Path, *, init: str = "lean") -> Iterator
             nfs_port=server.port,
             init=init,
             architecture=config.image.architecture,
+            cpus=config.device.cpus,
         )
         with qemu.running_machine(spec, folder / "console.log", boot_timeout_s=BOOT_LIMIT_S) as machine:
             known = access.pin(layout.known_hosts, folder / "known_hosts")
