@@ -890,7 +890,7 @@ def cuda_timing(
     runs: int = 10,
     timeline: bool = False,
 ) -> None:
-    """Time a GPU operation in four ways, with and without synchronisation, and mark the kernel's time in the output."""
+    """Time a GPU operation with and without synchronisation before and after it, and compare with the kernel's time."""
     from flow import cuda_timing as cuda_timing_tool
 
     _at_least(1, runs=runs)

@@ -123,6 +123,6 @@ def _cleaned_up(workspace: Workspace, *, keep: bool) -> Iterator[None]:
 
 
 def _commit() -> str:
-    """Return the checkout's commit, followed by ``+`` if there are changes, or an empty string outside a checkout."""
+    """Return the checkout's commit, followed by ``+`` if there are uncommitted changes; empty outside a checkout."""
     found = checkout.state()
     return f"{found['commit']}+" if found["dirty"] else str(found["commit"])

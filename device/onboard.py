@@ -124,7 +124,7 @@ def _record(name: str) -> str:
 
 
 def _libqpu() -> dict[str, str]:
-    """Return the path of the libqpu that the dynamic loader would use, and its SHA-256."""
+    """Return the path of the libqpu library that the dynamic loader would use, and its SHA-256."""
     ldconfig = shutil.which("ldconfig", path="/usr/sbin:/sbin:" + os.environ.get("PATH", ""))
     if ldconfig is None:
         return {}

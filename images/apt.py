@@ -474,7 +474,8 @@ def download(
         # mmdebstrap does.
         config = scratch / "apt.conf"
         config.write_text(f'Dir::Etc::main "/dev/null";\nDir::Etc::parts "{scratch}/etc/apt.conf.d";\n')
-        # apt prints dpkg's command line instead of running dpkg; apt's hooks receive the paths of the files.
+        # With these options, apt prints dpkg's command line instead of running dpkg. The hook still runs, and receives
+        # the paths of the .deb files.
         named = scratch / "named"
         options = [
             ("Dir::State", scratch),

@@ -441,8 +441,9 @@ def _clock(tree: Audit) -> None:
     path = "/etc/fake-hwclock.data"
     if (before := tree.text(path)) is not None and before.strip() < stamp:
         tree.rewrite(path, f"{stamp}\n")
-        tree.note("clock", path, f"older time: {before.strip()}", stamp)
-    # systemd advances an older clock to this file's timestamp (systemd(1), since 250), and so does pi-init.
+        tree.note("clock", path, f"earlier time: {before.strip()}", stamp)
+    # If the clock is earlier than this file's timestamp, systemd (since 250, see systemd(1)) and pi-init set the clock
+    # to the timestamp.
     path = "/usr/lib/clock-epoch"
     place = inside(tree.root, path)
     is_file = tree.has(path) and not place.is_symlink()
@@ -450,7 +451,7 @@ def _clock(tree: Audit) -> None:
         if not is_file:
             tree.write(path, "")
         os.utime(place, (now, now), follow_symlinks=False)
-        tree.note("clock", path, "older time" if is_file else "no minimum time for a board without a clock", stamp)
+        tree.note("clock", path, "earlier time" if is_file else "no minimum time for a board without a clock", stamp)
 
 
 def _proxies(tree: Audit) -> None:

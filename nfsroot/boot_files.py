@@ -56,7 +56,10 @@ _FIRMWARE_FOLDERS = ("boot/firmware", "usr/lib/raspi-firmware", "boot")
 
 @dataclass(frozen=True, kw_only=True)
 class BootParts:
-    """The files in a tree that a board fetches before it mounts its root filesystem. Absent files are None or empty."""
+    """The files in a tree that a board fetches before it mounts its root filesystem.
+
+    The path of an absent file is None; the mappings do not contain absent files.
+    """
 
     kernel: Path | None
     initramfs: Path | None

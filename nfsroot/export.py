@@ -369,14 +369,14 @@ def _refuse_foreign(final: Layout) -> None:
         inode_alone = final.tree.is_dir() and is_named(final)
         raise UserError(
             f"{final.place} was not created by an export and will not be replaced",
-            expected=f"an absent or empty folder, or the tree identified by {final.marker}",
+            expected=f"a path that does not exist yet, an empty folder, or the tree that {final.marker} identifies",
             found=f"a folder with {len(entries)} entries, " + (named if inode_alone else "which no marker identifies"),
             fix="choose another folder, or empty this one",
         )
     if final.folder.exists() and any(final.folder.iterdir()) and not final.marker.is_file():
         raise UserError(
             f"{final.folder} was not created by an export and will not be replaced",
-            expected=f"an absent or empty folder, or one with the marker {MARKER}",
+            expected=f"a path that does not exist yet, an empty folder, or one with the marker {MARKER}",
             found="a folder without that marker",
             fix="choose another destination, or empty that folder",
         )

@@ -76,7 +76,7 @@ def find_image(client: docker.DockerClient, reference: str, target: Architecture
     try:
         image = client.images.get(reference)
     except (*ENGINE_ERRORS, UnicodeEncodeError) as fault:
-        # No image can have a name that is not UTF-8, or one that the engine rejects with status 400.
+        # If the name is not UTF-8, or if the engine rejects it with status 400, no such image exists.
         is_rejected = isinstance(fault, docker.errors.APIError) and fault.status_code in (400, 404)
         if not is_rejected and not isinstance(fault, UnicodeEncodeError):
             raise engine_lost(f"was asked for {reference}", fault) from fault

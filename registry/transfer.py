@@ -274,7 +274,7 @@ def explain(message: str, reference: Reference, credentials: Credentials | None)
 
 
 def engine_full(found: str) -> DiskFull:
-    """Return the error for an engine without space on its disk."""
+    """Return the error for an engine whose disk is full."""
     return DiskFull(
         "the engine's disk is full",
         expected="space for the image's layers",

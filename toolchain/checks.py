@@ -135,7 +135,7 @@ def run_tests(
         raise ChecksFailed(
             "the tests of the main job cannot run on this machine",
             expected=f"a machine that can build images: root privileges, {', '.join(BUILDERS)}",
-            found=f"a machine without {' and '.join(missing)}",
+            found=f"this machine lacks {', '.join(missing)}",
             fix=f"run {caller.as_root('./inv test')} (./inv --set-up installs missing programs), ./inv test --partial "
             "for the other tests, or ./inv test --quick for the unit tests",
         )

@@ -108,7 +108,7 @@ def _explained(
     if output.unreachable:
         return NetworkUnreachable(
             f"pip cannot reach the package index that it needs to build {wanted}",
-            expected="the container to reach the package index in pip's configuration (pip config list)",
+            expected="the container to reach the package index that pip's configuration names (pip config list)",
             found=shortened(output.unreachable),
             fix="check the network, https_proxy and pip.conf, then run the task again",
         )

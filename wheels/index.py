@@ -260,7 +260,7 @@ def instructions(url: str, names: Sequence[str], example: str) -> list[str]:
         *(f"    {name}" for name in names),
         "on the board, to install from this index only (dependencies come from apt):",
         "    python3 -m venv --system-site-packages --without-pip ~/venv",
-        # The board's pip.conf may name a second index: that of Raspberry Pi OS does. Without --ignore-installed, pip
+        # The board's pip.conf may name a second index, as it does on Raspberry Pi OS. Without --ignore-installed, pip
         # would regard the requirement as satisfied by the torch in our image.
         f"    PIP_CONFIG_FILE=/dev/null ~/venv/bin/python -m pip install {only_this_index} "
         f"--no-deps --ignore-installed {project}=={version}",

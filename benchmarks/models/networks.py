@@ -67,7 +67,7 @@ class InvertedResidual(nn.Module):  # type: ignore[misc]
         self.sum = nn.quantized.FloatFunctional() if stride == 1 and given == made else None
 
     def forward(self, x: Any) -> Any:
-        """Return the output of the layers; add the input if both have the same shape."""
+        """Return the output of the layers, plus the input if both have the same shape."""
         y = self.layers(x)
         return self.sum.add(x, y) if self.sum else y
 

@@ -288,7 +288,7 @@ def _own_places(lab: Lab) -> list[Place]:
 
 
 def _require_no_others(lab: Lab, own: Sequence[Place]) -> None:
-    """Raise InUse if other PCs have places on the coordinator: those PCs would lose their connection to it."""
+    """Raise InUse if other PCs have places on the coordinator: without it, those PCs would lose their boards."""
     names = {place.name for place in own}
     others = [place for place in lab.coordinator.places().values() if place.name not in names]
     if others:

@@ -54,7 +54,7 @@ class Kernel:
     def launch(self) -> Any:
         """The return value of ``launch(size)`` in an OpenCL kernel's file.
 
-        Raises a Fault of kind ``kernel`` that states the line of the error.
+        Raises a Fault of kind ``kernel`` that gives the line number of the error.
         """
         path = Path(str(self.source.__file__))
         return guarded(path, "launch() fails", lambda: self.source.launch(self.size))
@@ -66,7 +66,7 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
     A tolerance that the file defines for the target (``QPU_TOLERANCE``, ``OPENCL_TOLERANCE``) replaces ``TOLERANCE``,
     because QPUs, for example, round towards zero.
 
-    Raises a Fault of kind ``kernel`` that states the line of the error.
+    Raises a Fault of kind ``kernel`` that gives the line number of the error.
     """
     source = guarded(path, "cannot be read", lambda: _import(path))
     required = ("SIZE", "inputs", "reference")
@@ -168,7 +168,7 @@ def _contiguous(array: Any) -> Any:
 def guarded(path: Path, problem: str, action: Callable[[], _T]) -> _T:
     """Run code from a kernel's file.
 
-    Exceptions are converted to a Fault of kind ``kernel`` that states the line of the error.
+    Exceptions are converted to a Fault of kind ``kernel`` that gives the line number of the error.
     """
     try:
         return action()

@@ -86,7 +86,7 @@ class Parameters:
         server._serving = then_clean
 
     def map(self, digest: str, size: int) -> Any:
-        """Map the parameters as an array of bytes. Return None if the board does not have them or they are damaged."""
+        """Memory-map the parameters and return an array of bytes; None if the board lacks them or they are damaged."""
         import numpy
         import tvm
 

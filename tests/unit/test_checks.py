@@ -61,7 +61,7 @@ def test_missing_programs_are_an_error_unless_partial(
     with pytest.raises(ChecksFailed) as caught:
         checks.run_tests(select=select)
     assert caught.value.exit_code == 50
-    assert caught.value.found == "a machine without root privileges and the program no-such-builder"
+    assert caught.value.found == "this machine lacks root privileges, the program no-such-builder"
     assert "sudo ./inv test" in caught.value.fix
     assert "./inv --set-up" in caught.value.fix
     assert "--partial" in caught.value.fix

@@ -35,9 +35,9 @@ std::vector<std::int64_t> by_stride(const Tensor& t) {
   return dims;
 }
 
-// Calls body(place, length) for each run of consecutive elements. The runs are in the order of a
-// dense tensor with the same order of dimensions. Both arguments are numbers of elements, not
-// bytes.
+// Calls body(place, length) for each run of consecutive elements, in the order in which a dense
+// tensor with the same dimension order would store them. Both arguments are in units of elements,
+// not bytes.
 template <typename Body>
 void over_runs(const Tensor& t, Body body) {
   std::vector<std::int64_t> dims = by_stride(t);

@@ -1,7 +1,7 @@
 """QPU operators for CPU tensors, and the common parts of dot_cpp, matrix_cpp and cpu_cpp: settings, errors and results.
 
 ``torch.ops.qpu.add``, ``mul``, ``mv`` and ``mm`` support gradients of any order, torch.compile and torch.export. Both
-operands have the same dtype; broadcasting is not supported.
+operands must have the same dtype; broadcasting is not supported.
 
 Environment variables, read at each call:
 
@@ -30,7 +30,7 @@ __all__ = ["Backend", "QpuError", "Timed", "backend", "buffered", "compilations"
 
 
 class Timed(NamedTuple):
-    """A result, and the times in seconds of its computation, measured with a monotonic clock."""
+    """The result of a call, and two durations in seconds, measured with a monotonic clock."""
 
     result: torch.Tensor
     compute_s: float

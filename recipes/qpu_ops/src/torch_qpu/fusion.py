@@ -146,7 +146,7 @@ class Group:
                 operand for kind in "an" for _, operands in write.steps for operand in operands if operand[0] == kind
             )
         )
-        # A value that is an unchanged input, such as clamp without bounds, is not a step.
+        # An operation that returns its input unchanged, such as clamp without bounds, adds no step.
         number = {item: place for place, item in enumerate(inputs)}
         number.update({("s", i): len(inputs) + i for i in range(len(write.steps))})
         steps = ";".join(" ".join((name, *(str(number[o]) for o in operands))) for name, operands in write.steps)
