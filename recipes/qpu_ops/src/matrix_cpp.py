@@ -39,7 +39,7 @@ def gpu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def gpu_timed(a: torch.Tensor, b: torch.Tensor) -> Timed:
-    """Return the result of ``gpu``, without gradients, and the durations of the kernel and the whole call in seconds."""
+    """Return the result of ``gpu``, without gradients, and the durations of the kernel and the call in seconds."""
     began = time.perf_counter()
     require_tensors("gpu_timed", a, b)
     result, compute_s = _native.matrix_vector(a, b, *settings())
