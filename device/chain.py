@@ -114,7 +114,7 @@ def _last_manifest(steps: Sequence[Manifest], name: str) -> Manifest | None:
 
 
 def _image_built(steps: Sequence[Manifest]) -> str:
-    """Return the id of the last image that was built on this PC; empty if there is none."""
+    """Return the ID of the last image that was built on this PC; empty if there is none."""
     system = _last_manifest(steps, "system")
     return str(system.facts.get("image", "")) if system is not None else ""
 

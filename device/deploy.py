@@ -207,7 +207,7 @@ def put(
 ) -> Deployed:
     """Install layers (uncompressed tar archives of parts of a root filesystem) in an exported tree.
 
-    ``owned_prefixes`` are folders that only these layers write to; files in these folders that no layer contains are
+    ``owned_prefixes`` are folders that only these layers write to. In these folders, files that no layer contains are
     removed. If the tree has the RECORD of an earlier version of a layer's wheel, files that this RECORD lists are also
     removed unless a layer contains them. The byte code of replaced modules is removed as well.
 
@@ -255,7 +255,7 @@ def put(
             manifest.write(layout.manifest)
     rootfs = str(manifest.facts["rootfs_sha256"])
     if not rootfs:
-        warnings = (*warnings, "the board changed the tree while it was hashed, so the evidence lacks the tree's hash")
+        warnings = (*warnings, "the board changed the tree during hashing, so the evidence will lack the tree's hash")
     return Deployed(
         layout=layout,
         changes=changes,

@@ -152,7 +152,7 @@ def tools(config: Config) -> dict[str, str]:
 
 
 def _steps(config: Config, layout: Layout) -> list[Manifest]:
-    """Return the manifests of the build steps, oldest first. A manifest that a build removes meanwhile is left out."""
+    """Return the manifests of the build steps, oldest first. Manifests that a build removes meanwhile are omitted."""
     found = []
     for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):

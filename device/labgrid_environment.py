@@ -48,7 +48,7 @@ DRIVERS: Mapping[str, str] = {
 class RemoteBoard:
     """A board that is registered with labgrid's coordinator.
 
-    ``name`` is the board's place, which this user holds.
+    ``name`` is the board's place, which this user must hold.
     """
 
     name: str

@@ -83,8 +83,8 @@ def facts() -> dict[str, Any]:
 def firmware(tree: Path = Path("/proc/device-tree")) -> dict[str, str]:
     """Return the values that only a Pi's firmware writes to the device tree: revision code (hex) and serial number.
 
-    The device trees in kernel packages contain neither value, so an emulator that uses one of these device trees has
-    only the Pi's model name.
+    The device trees in kernel packages contain neither value, so an emulator that uses one of these device trees
+    reports only the Pi's model name.
     """
     try:
         revision = (tree / "system" / "linux,revision").read_bytes().hex()

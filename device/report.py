@@ -159,7 +159,7 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
         text = text.replace(colour, f"var({css})")
     text = re.sub(r'<svg ([^>]*?)height="[^"]*" ([^>]*?)width="[^"]*"', r"<svg \1\2", text, count=1)
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
-    return text.replace("<svg ", '<svg role="img" aria-label="time over columns, both logarithmic" ', 1)
+    return text.replace("<svg ", '<svg role="img" aria-label="time against number of columns, logarithmic axes" ', 1)
 
 
 def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:

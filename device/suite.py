@@ -79,9 +79,9 @@ def test_on_pi(
     The report is written even if tests fail, or if the board cannot be switched off after the tests. Raises
     DeviceTestsFailed if a test failed or none ran; ChainBroken if all tests passed but the tested files are not the
     files that were built, or if the board does not read the deployed files; InUse if another run writes to the same
-    report; ArtefactMissing if there is no exported tree; RootNeeded if the tree must be served; DiskFull if the report
-    does not fit; CommandFailed if pytest fails on this PC, before or after the tests; BoardSilent; AccessDenied; and
-    UserError, for example if ``keyword`` is not a valid expression.
+    report; ArtefactMissing if there is no exported tree; RootNeeded if the tree must be served; DiskFull if the disk is
+    too full for the report; CommandFailed if pytest fails on this PC, before or after the tests; BoardSilent;
+    AccessDenied; and UserError, for example if ``keyword`` is not a valid expression.
     """
     if host is not None and qemu:
         raise UserError(

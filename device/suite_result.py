@@ -31,7 +31,7 @@ class SuiteResult:
     broken: tuple[str, ...]
     """Links of the chain that do not hold: the tested files are not the files that were built."""
     warnings: tuple[str, ...]
-    """Links that do not hold, but may be intended."""
+    """Links that do not hold, possibly intentionally."""
     junit: Path
     evidence: Path
     report: Path

@@ -193,7 +193,7 @@ class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
         self._recording = contextlib.ExitStack()
 
     def on_activate(self) -> None:
-        """Start recording. labgrid requires that an IPv6 address is in brackets."""
+        """Start recording. labgrid requires IPv6 addresses to be in brackets."""
         if ":" in self.port.host:
             self.port.host = f"[{self.port.host.strip('[]')}]"
         super().on_activate()

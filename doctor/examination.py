@@ -1,9 +1,8 @@
 """Run a build's operations on a small scale, to check whether this machine can build images.
 
 The checks run a 32-bit ARM program that also lists a directory. They build a container for the target's platform,
-compile and run another program, and verify the mirror's lists. A check that runs the operation proves more than one
-that looks for a file or a version number. Problems are returned as findings and never raised: ``examine`` always
-returns the whole list.
+compile and run another program, and verify the mirror's lists. Running an operation proves more than looking for a file
+or a version number. Problems are returned as findings and never raised: ``examine`` always returns the whole list.
 """
 
 from __future__ import annotations

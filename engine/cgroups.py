@@ -2,7 +2,7 @@
 
 On a machine with systemd, systemd mounts these hierarchies. In a container without systemd, this module does the same
 as the cgroupfs-mount package: if no controller is bound to cgroups version 1, it mounts the unified hierarchy;
-otherwise, it mounts one version 1 hierarchy for each bound controller.
+otherwise, it mounts a hierarchy of version 1 for each bound controller.
 """
 
 from __future__ import annotations

@@ -288,6 +288,6 @@ def _collect(
 
 
 def calling_user() -> tuple[int, int]:
-    """Return the caller's user and group ids; under sudo, those of the user who ran sudo."""
+    """Return the caller's user and group IDs; under sudo, those of the user who ran sudo."""
     uid, gid = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
     return (int(uid), int(gid)) if uid and gid else (os.getuid(), os.getgid())

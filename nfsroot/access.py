@@ -1,8 +1,8 @@
 """Access a board over SSH with the login key that the export created and the board's pinned host key.
 
 ssh looks up the host key under a fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
-board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. With or
-without a pinned key, ssh rejects an unknown host key and does not add it to ``known_hosts``.
+board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. In both
+cases, ssh rejects an unknown host key and does not add it to ``known_hosts``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SshAccess:
                 "-o", f"HostKeyAlias={ALIAS}",
             ]  # fmt: skip
         if self.key is not None:
-            # With -i, ssh ignores the key if there is no file with the name before expansion (%%).
+            # With -i, ssh would ignore the key, because no file has the unexpanded name, in which % is doubled.
             words += ["-o", "IdentitiesOnly=yes", "-o", f"IdentityFile={_quoted(self.key)}"]
         return words
 

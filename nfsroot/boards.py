@@ -181,7 +181,7 @@ class Boards:
     def _asked(self, mac: str, kind: str, address: str, now: float) -> Board:
         board = self._by_mac.setdefault(mac, Board(mac, now, now))
         # The firmware, the initramfs and the system each request an address: only the first request after a long
-        # silence is a new boot. With a router, dnsmasq logs the firmware's requests as PXE.
+        # silence indicates a new boot. With a router, dnsmasq logs the firmware's requests as PXE.
         if kind in ("DHCPDISCOVER", "PXE") and board.state == "up" and now - board.last > STALLED_S:
             board = self._by_mac[mac] = Board(mac, now, now, board.address, board.serial, board.model)
         if kind in ("DHCPOFFER", "DHCPACK"):

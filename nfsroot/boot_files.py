@@ -36,7 +36,7 @@ _ETHERNET_DRIVERS = {
     "bcm2712": re.compile(r"CONFIG_(MFD|MISC)_RP1=[ym]"),
 }
 """Kernel options that enable the Ethernet port of a Pi 4 and of a Pi 5. Linux 6.12 supports the Pi 4's port on arm64
-only, and its device tree for a Pi 5 does not contain the port."""
+only, and its device tree for a Pi 5 does not describe the port."""
 
 _TREES_OF = {
     "pi2": "bcm2836-rpi-2-b.dtb",
@@ -292,8 +292,8 @@ def lease_range(
     """Return the first and the last address of the range from which DHCP assigns addresses to boards.
 
     The range is the second fifth of the subnet, or all of a small subnet. It is shortened to exclude the server's
-    address. Returns None if the subnet has no address for a board. The addresses are not enumerated, because a /8 has
-    16 million.
+    address. Returns None if the subnet has no address for a board. The addresses are not enumerated, because a /8
+    subnet has 16 million.
     """
     low, high = subnet.network_address + 1, subnet.broadcast_address - 1
     count = int(high) - int(low) + 1

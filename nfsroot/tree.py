@@ -35,7 +35,7 @@ class _Entry:
     head: bytes
     tail: bytes
     inode: int
-    """The inode if the file has several names; otherwise 0."""
+    """The inode number if the file has several names; otherwise 0."""
     mode: int
     size: int
 

@@ -80,7 +80,7 @@ def _user(sd: SdConfig) -> Mapping[str, Any]:
         "name": sd.user,
         "groups": "sudo,video",
         "shell": "/bin/bash",
-        # A user without a password cannot type one.
+        # Without a password, the user could not authenticate to sudo.
         "sudo": "ALL=(ALL:ALL) ALL" if sd.password_hash else "ALL=(ALL:ALL) NOPASSWD:ALL",
         "ssh_authorized_keys": list(sd.ssh_keys),
         **password,

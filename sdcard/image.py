@@ -322,8 +322,8 @@ def _root_of(tree: Path, root: Path, tools: Tools, seed: str, counts: dict[str, 
 def root_size(counts: Mapping[str, int]) -> tuple[int, int]:
     """Return the size of a root's file system in MiB, and its number of inodes.
 
-    ``counts`` is the result of ``TreeHash.counts``. The size includes free space, and there are inodes for a quarter
-    more entries.
+    ``counts`` is the result of ``TreeHash.counts``. The size includes free space. The number of inodes is sufficient
+    for at least a quarter more entries.
     """
     content = counts["bytes"] + (counts["files"] + counts["folders"]) * bmap.BLOCK
     size_mib = ((content + content // 16) >> 20) + _JOURNAL_MIB + _ROOT_FREE_MIB

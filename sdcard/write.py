@@ -128,5 +128,5 @@ def _compare(device: Path, blocks: bmap.BlockMap) -> None:
                     f"{device} does not contain what was written",
                     expected=f"SHA-256 {item.sha256} of blocks {item.first} to {item.last}",
                     found=f"{len(content)} bytes with another SHA-256",
-                    fix="use another card or card reader: one is damaged, or the card's stated capacity is false",
+                    fix="use another card or reader: one of them is damaged, or the card's stated capacity is false",
                 )

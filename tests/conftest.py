@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "build": {"folder": "build/test"},
     # Test the wheel in the repository, not one in the caller's wheelhouse.
     "torch": {"wheelhouse": []},
-    # On a busy PC, the virtual CPUs of a machine wait for each other and waste the PC's time (docs/walkthrough.md).
+    # On a busy PC, the virtual CPUs of one machine wait for each other and waste CPU time (docs/walkthrough.md).
     "device": {"cpus": 1},
 }
 __all__ = ["open_checkout"]
@@ -114,8 +114,8 @@ def engine_for_marked_tests(request: pytest.FixtureRequest) -> None:
 def engine_if_root(request: pytest.FixtureRequest) -> None:
     """Start the engine if none is running and this user can start it.
 
-    A fixture of a module or session that connects to the engine must request this fixture, because it is set up before
-    ``engine_for_marked_tests``.
+    A module-scoped or session-scoped fixture that connects to the engine must request this fixture, because such
+    fixtures are set up before ``engine_for_marked_tests``.
     """
     if os.geteuid() == 0 and shutil.which("dockerd", path=_PATH):
         request.getfixturevalue("engine_runs")

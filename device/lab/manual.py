@@ -34,7 +34,7 @@ def ask_to_switch(name: str, terminal: Path = Path("/dev/tty")) -> None:
             answers = stack.enter_context(terminal.open("rb", buffering=0))
         except OSError as fault:
             raise UserError(
-                f"{name} must be switched by hand, but there is no terminal for the prompt",
+                f"{name} must be switched off and on by hand, but there is no terminal for the prompt",
                 expected="a terminal, because the board has power=manual",
                 found=f"{terminal}: {fault.strerror}",
                 fix="run the task in a terminal, or remove power=manual from lab.boards and start the board first",

@@ -91,7 +91,7 @@ class Outcome:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of tests for each result, without tests that were moved to other boards."""
+        """The number of tests for each result, excluding tests that were moved to other boards."""
         results = self.document.get("results", {})
         counts = {name: int(results.get(name, 0)) for name in COUNTS}
         if self.document and self.moved:
@@ -100,7 +100,7 @@ class Outcome:
 
     @property
     def tests(self) -> dict[str, Mapping[str, Any]]:
-        """The board's tests by node ID, without those that were moved to other boards."""
+        """The board's tests by node ID, excluding those that were moved to other boards."""
         found = self.document["results"]["tests"] if self.document else []
         return {test["nodeid"]: test for test in found if not (self.moved and test["text"] in _NOT_RUN)}
 

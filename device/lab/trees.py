@@ -1,4 +1,4 @@
-"""Bring the exported trees of running boards up to date before a run tests them.
+"""Bring the exported trees of running boards up to date before a run tests these boards.
 
 A running board's root filesystem is the exported tree, so the board uses the files that ``device.deploy`` installs in
 the tree. All boards with the same architecture share a tree. A run therefore deploys to a tree only once: before the
@@ -26,13 +26,13 @@ class Trees:
     """The exported trees that the boards of one run use. The class is thread-safe."""
 
     def __init__(self, targets: Iterable[Config] = ()) -> None:
-        """``targets`` contains a configuration for each running board of the run; it is empty if these are unknown."""
+        """``targets`` contains a configuration for each running board; it is empty if these boards are unknown."""
         self._running = frozenset(Layout.of(target).tree for target in targets)
         self._lock = threading.Lock()
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}
 
     def bring(self, target: Config, *, running: bool) -> Deployed | None:
-        """Deploy to a board's tree if running boards use it, but only once per run. The caller holds the board.
+        """Deploy to a board's tree if running boards use it, but only once per run. The caller must hold the board.
 
         Returns None if the run boots the board (``running`` is false) or the tree's image was not built on this PC. For
         a running board, errors of ``deploy`` are raised. For a board that the run boots, they are ignored, because a

@@ -2,7 +2,7 @@
 
 A kernel's file defines ``SIZE``, ``module(size)``, ``inputs(size, random)``, ``reference(*inputs)`` and optionally
 ``TOLERANCE`` (relative, absolute) and ``operations(size)``; docs/remote.md describes them. The parameters of the
-kernel's function are the inputs, in the order of ``inputs``, and then the result.
+kernel's function must be the inputs, in the order of ``inputs``, and then the result.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class TvmEnvironment:
             "PYTHONPATH": os.pathsep.join(map(str, [self.site, *self.others, ROOT])),
             "PYTHONUNBUFFERED": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
-            "TVM_USE_RUNTIME_LIB": "0",  # 1, for TVM's tracker and proxy, omits the compiler
+            "TVM_USE_RUNTIME_LIB": "0",  # 1 omits the compiler, which TVM's tracker and proxy do not need
         }
 
     def command(self, module: str) -> list[str]:

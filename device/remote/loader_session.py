@@ -260,7 +260,7 @@ class LoaderSession:
         return seconds if seconds > 0 else None
 
     def time(self, timing: Timing, numbers: Sequence[int]) -> tuple[int, list[float]]:
-        """Measure the kernel's time.
+        """Measure the kernel's execution time.
 
         Returns the number of runs per measurement, and the mean time per run in seconds for each measurement.
         """

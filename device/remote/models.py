@@ -198,8 +198,8 @@ def profile(
 ) -> ModelProfile:
     """Compile ``model`` (FILE.pt2 or MODULE:FUNCTION) for ``target``, then run, check and time it on ``device``.
 
-    ``folder`` is searched for MODULE first. If the outputs are correct, the library, the parameters, the example
-    arrays and an example program in C are written to ``export``, a folder that does not exist yet.
+    ``folder`` is searched for MODULE first. If the outputs are correct, the library, the parameters, the example arrays
+    and an example program in C are written to the folder ``export``, which must not exist yet.
 
     Raises UserError, ResultMismatch, and the errors that ``profiling.profile`` raises.
     """

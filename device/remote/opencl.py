@@ -2,8 +2,8 @@
 
 As with any kernel, the Python file creates the input arrays and the reference result. The Python file also defines
 ``launch(size)``, which returns the total number of work items and the number per work group (None lets the driver
-choose). The ``.cl`` file defines a ``__kernel`` with the file's name. The arguments of the ``__kernel`` are the inputs,
-then the result. The macro ``SIZE`` is predefined.
+choose). The ``.cl`` file defines a ``__kernel`` with the file's name. The arguments of the ``__kernel`` must be the
+inputs, then the result. The macro ``SIZE`` is predefined.
 
 Without a ``.cl`` file, TVM generates the source from the Python file's ``opencl_module`` (``opencl_worker``).
 """

@@ -2,7 +2,7 @@
 
     python -m device.remote.opencl_worker < REQUEST
 
-REQUEST is a JSON object: ``kernel`` (the kernel's file) and ``size``. The file's ``opencl_module(size)`` returns a
+REQUEST is a JSON object: ``kernel`` (the kernel's file) and ``size``. The file's ``opencl_module(size)`` must return a
 module with one function, whose loops are bound to work groups (``blockIdx``) and work items (``threadIdx``). The
 results are ``source``, ``function`` (the kernel's name in the source), ``work_items`` (their number along each axis)
 and ``group`` (the number per work group). For the output, see ``reporting``.

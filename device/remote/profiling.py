@@ -64,7 +64,7 @@ class Profile:
 
     @property
     def mean_s(self) -> float:
-        """The mean of the repeats."""
+        """The mean time per run over all repeats."""
         return statistics.fmean(self.seconds)
 
     @property

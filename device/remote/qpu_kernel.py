@@ -1,8 +1,8 @@
 """QPU kernels: compile a C++ file that uses libqpu to a library for the loader.
 
-As with any kernel, a Python file creates the arrays and the reference. The C++ file is in the same folder and has the
-same name with the suffix ``.cpp``. The C++ file includes ``kernel.hpp``, which implements the loader's plain C
-interface (``loader/kernel.h``).
+As with any kernel, a Python file creates the arrays and the reference. The C++ file must be in the same folder and have
+the same name with the suffix ``.cpp``. It must include ``kernel.hpp``, which implements the loader's plain C interface
+(``loader/kernel.h``).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ GRACE_S = 10.0
 PAUSE_S = 1.0
 """The delay between two attempts to get a board if TVM returns immediately instead of waiting."""
 AT_ONCE_S = 30.0
-"""Proxies that do not allow clients to wait report an error within this time, other proxies after 600 s."""
+"""Proxies that do not allow clients to wait report an error within this time; other proxies report it after 600 s."""
 
 # Messages from TVM's client (src/runtime/rpc/rpc_socket_impl.cc).
 _NO_SUCH_KEY = "cannot find server that matches key"

@@ -321,7 +321,7 @@ def collected() -> Iterator[None]:
 def test_an_engine_that_ends_during_work_is_reported(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
 ) -> None:
-    """If the engine stops, running a container, building, loading and planning each raise an error with a fix."""
+    """Each operation (running a container, building, loading, planning) reports a fix if the engine stops."""
     monkeypatch.setenv("DOCKER_HOST", daemon.host)
     ensure_daemon(daemon)
     native = host_architecture()

@@ -99,7 +99,7 @@ def test_old_file_is_backed_up(file: Path) -> None:
 
 
 def test_private_file_stays_private(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else can read the new file and the backup at any time: proxies' addresses can contain passwords."""
+    """No other user can ever read the new file or the backup, because proxy addresses can contain passwords."""
     seen: list[int] = []
 
     def see(aside: Path, _: Path) -> None:

@@ -49,7 +49,7 @@ def run(config: Config, kernel: str, size: int = 0) -> Profile:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("kernel", "sizes"), [("add_one", (1, 17, 0, 16384)), ("gemm", (5, 32, 96))])
 def test_qpu_kernel_is_checked_and_timed(product_config: Config, kernel: str, sizes: Sequence[int]) -> None:
-    """The model's time grows with the work: the last two sizes are large, and differ much."""
+    """The model's time grows with the work: the last two sizes are large, and differ greatly."""
     times = []
     for size in sizes:
         done = run(product_config, kernel, size)

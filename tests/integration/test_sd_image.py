@@ -544,7 +544,7 @@ def test_an_emulated_pi_boots_from_the_card(real_card: RealCard, tmp_path: Path)
 @pytest.mark.machine
 @pytest.mark.timeout(3600)
 def test_the_first_boot_applies_the_settings(real_card: RealCard, tmp_path: Path) -> None:
-    """Systemd and cloud-init create a user without a password, set host name, locale and keys, and enlarge the root."""
+    """Systemd and cloud-init add a user without a password, set the host name, locale and keys, and grow the root."""
     tools = image.ready_tools(real_card.config)
     for name in ("vmlinuz", "initrd.img", "cmdline.txt"):
         tools.run("mcopy", "-i", real_card.boot, f"::{name}", tmp_path)

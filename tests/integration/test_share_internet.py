@@ -169,7 +169,7 @@ def test_off_restores_ip_forward_after_repeated_on(net: Net, earlier: str) -> No
 
 
 def test_off_leaves_ip_forward_on_for_the_docker_engine(net: Net) -> None:
-    """An engine that was started while sharing was on found ip_forward set, and needs it."""
+    """An engine that starts while sharing is on finds ip_forward already set, and relies on it."""
     net.share("on")
     net.run(net.gateway, "ip", "link", "add", "docker0", "type", "bridge")
     net.share("off")

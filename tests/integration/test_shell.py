@@ -1,4 +1,4 @@
-"""Tests of the shell in the image: its container is removed with the task, and the terminal is restored."""
+"""Tests of the shell in the image: its container is removed when the task ends, and the terminal is restored."""
 
 from __future__ import annotations
 

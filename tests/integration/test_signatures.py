@@ -289,7 +289,7 @@ def test_simultaneous_runs_record_all_images(tmp_path: Path) -> None:
 
 
 def test_a_newer_image_stays_recorded(tmp_path: Path) -> None:
-    """A run with an older image checks the record before, and writes it after, a run with a newer image."""
+    """A run with an older image does not overwrite the record that a run with a newer image has written."""
     config = config_for(tmp_path, "127.0.0.1:5000")
     for finished in ("2026-02-01T00:00:00Z", "2026-01-01T00:00:00Z"):
         publish._remember(config, resolve(config), verified(finished))

@@ -135,7 +135,7 @@ class Archive:
 
     @contextlib.contextmanager
     def stale(self, suite: str) -> Iterator[None]:
-        """Replace the mirror's files with files that are older than the index during the block."""
+        """During the block, replace the mirror's files with files that are older than the index."""
         for name in ("binary-armhf/Packages.gz", "source/Sources.gz"):
             (self.folder / "dists" / suite / "main" / name).write_bytes(b"of yesterday")
         try:

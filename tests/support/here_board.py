@@ -1,4 +1,4 @@
-"""A driver for labgrid with this machine as the board: commands run in a local shell instead of over SSH."""
+"""A labgrid driver that uses this machine as the board: commands run in a local shell instead of over SSH."""
 
 from __future__ import annotations
 

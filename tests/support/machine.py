@@ -1,4 +1,4 @@
-"""The abilities of this machine: skip tests that it cannot run, and run scripts in a user namespace."""
+"""Skip tests that this machine cannot run, and run scripts in a user namespace."""
 
 from __future__ import annotations
 

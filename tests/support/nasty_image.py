@@ -183,7 +183,7 @@ def sha256(data: bytes) -> str:
 
 
 def tree_listing(root: Path) -> dict[bytes, tuple[object, ...]]:
-    """Return, by path, all properties of each entry that an export must preserve; times are in nanoseconds."""
+    """Map each entry's path to the properties that an export must preserve; times are in nanoseconds."""
     listed: dict[bytes, tuple[object, ...]] = {}
     first: dict[tuple[int, int], bytes] = {}
     top = os.fsencode(root)

@@ -409,7 +409,7 @@ def test_a_question_ends_with_the_run() -> None:
 
 
 def test_nobody_can_be_asked_without_a_terminal(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="pi3 must be switched by hand, but there is no terminal"):
+    with pytest.raises(UserError, match="pi3 must be switched off and on by hand, but there is no terminal"):
         manual.ask_to_switch("pi3", tmp_path / "tty")
 
 

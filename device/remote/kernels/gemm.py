@@ -13,7 +13,7 @@ import numpy
 SIZE = 256
 TOLERANCE = (1e-4, 1e-4)
 OPENCL_TOLERANCE = (0.0, 5e-4)
-"""The OpenCL result agrees with the reference to three decimal places."""
+"""The OpenCL result must agree with the reference to three decimal places."""
 
 BLOCK = 32
 """The number of rows and columns in a block of the result.

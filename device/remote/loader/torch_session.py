@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ENGINE = "qnnpack"
-"""The library for int8 that torch contains on every ARM CPU."""
+"""The int8 library that torch can use on every ARM CPU."""
 PRECISIONS = ("float32", "int8")
 
 
@@ -275,7 +275,7 @@ def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _limits_in_order(torch: Any) -> bool:
-    """Whether relu6 keeps the element order of a quantized channels_last image. Upstream's QNNPACK changes it."""
+    """Whether relu6 keeps the element order of a quantised channels_last image. Upstream's QNNPACK changes it."""
     x = torch.quantize_per_tensor(torch.arange(8.0).reshape(1, 2, 2, 2), 0.5, 0, torch.quint8)
     found = torch.nn.functional.relu6(x.contiguous(memory_format=torch.channels_last))
     return bool(torch.equal(found.dequantize(), torch.nn.functional.relu6(x.dequantize())))
@@ -406,7 +406,7 @@ def forked(action: Callable[[], Mapping[str, Any]], deadline: float, limit_s: fl
     text = b""
     while True:
         ready = [number for number, _ in waiting.poll()]
-        if 0 in ready:  # the client sends nothing now, so it has disconnected
+        if 0 in ready:  # no data is expected now: the client has disconnected
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             raise SystemExit(1)
@@ -505,7 +505,7 @@ def main() -> None:
     path, queue_s, session_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     if not locked(path, queue_s):
         raise SystemExit(1)
-    # The alarm ends this process while it does not wait for a child process, for example if an import blocks.
+    # The alarm ends this process while it is not waiting for a child process, for example if an import blocks.
     signal.alarm(math.ceil(session_s) + 5)
     deadline = time.monotonic() + session_s
     model = Path("/proc/device-tree/model")
