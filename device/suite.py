@@ -278,7 +278,7 @@ def _error_from_record(recorded: Mapping[str, Any]) -> UserError:
 def _require_expression(keyword: str) -> None:
     """Raise UserError for an invalid -k expression, which the board's pytest would reject only after the boot.
 
-    pytest has no public function for this check, but its release is pinned.
+    pytest has no public function for this check. A private one can be used, because pytest's release is pinned.
     """
     from _pytest.mark.expression import Expression
 

@@ -54,7 +54,7 @@ class Board:
     lost: bool = False
     """Whether a transfer to the board has failed."""
     by_firmware: bool = False
-    """Whether the firmware itself has requested an address, not just a system that was booted from a card."""
+    """Whether the firmware itself, and not only a system on a card, has requested an address."""
     declined: bool = False
     """Whether the board has been offered an address but has not accepted it."""
     outside: str = ""

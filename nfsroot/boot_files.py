@@ -26,7 +26,7 @@ GPU_MEMORY_MIB = 128
 """The memory for the firmware and the buffers of QPU kernels. For small arrays, half of this size is enough."""
 
 _SMALL_SUBNET = 16
-"""If a subnet has fewer addresses than this, boards may use any of them."""
+"""If a subnet has fewer addresses than this, boards may use any of its addresses."""
 
 _DEVICE_TREES = re.compile(r"bcm(2709|2710|2711|2712(d0)?|2836|2837)-rpi-[a-z0-9-]+\.dtb")
 _OF_THE_RASPBERRY_PI_KERNEL = re.compile(r"bcm27(09|10)-")
@@ -64,7 +64,7 @@ class BootParts:
     kernel: Path | None
     initramfs: Path | None
     device_trees: Mapping[str, Path]
-    """The files by name. A link's name may differ from its file's."""
+    """The files by name. If a file is found through a link, the name is that of the link."""
     firmware: Mapping[str, Path]
     """The files by name."""
 

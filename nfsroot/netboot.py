@@ -44,7 +44,7 @@ _READY_LIMIT_S = 15.0
 _BANNER_WAIT_S = 5.0
 _RESOLVE_S = 5.0
 _KEPT_EVENTS = 500
-"""The maximum number of events that are kept for a board whose address belongs to no name in ``lab.boards``."""
+"""The maximum number of events that are kept for a board whose address does not match a name in ``lab.boards``."""
 _STATES = {"address": "has an address", "files": "fetches files", "mounted": "mounted", "up": "up"}
 
 

@@ -6,8 +6,8 @@ changes two settings outside the table, which ``off`` restores:
 - ``net.ipv4.ip_forward``: its previous value is stored in the state file; if the Docker engine's bridge exists, ``off``
   does not change the setting, because the engine needs it;
 - other programs' forward chains whose policy is drop, such as the chain of the Docker engine. netfilter drops a packet
-  if any table drops it, so accept rules in this project's table are not enough. ``on`` adds accept rules for the subnet
-  to each such chain and marks them with a comment; ``off`` removes these rules.
+  if any table drops it, so it is not enough to accept the packet in this project's table. ``on`` adds accept rules for
+  the subnet to each such chain and marks them with a comment; ``off`` removes these rules.
 
 ``on`` does not change a chain whose policy is accept and whose last rule rejects all remaining packets, such as
 firewalld's chain, because an earlier rule may accept the subnet. ``status`` reports such a chain, because it may be the
@@ -90,7 +90,7 @@ def on(config: Config, *, state: Path = STATE) -> Sharing:
         kept = None
     first = kept is None
     if kept is None:
-        # Record ip_forward only before this task's first change, because afterwards the value is this task's own.
+        # Record ip_forward only before this task's first change, because afterwards this task has set the value.
         kept = {"subnet": str(subnet), "uplink": uplink, "ip_forward": _FORWARD.read_text().strip()}
         write_text_atomically(state, json.dumps(kept) + "\n", mode=0o600)
     try:

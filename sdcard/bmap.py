@@ -20,7 +20,7 @@ BLOCK = 4096
 """The size of a block in bytes."""
 
 _LONGEST_RANGE = 4096
-"""The maximum number of blocks in a range, because the comparison reads a whole range into memory."""
+"""The maximum number of blocks in a range. It is limited because the comparison reads a whole range into memory."""
 _NO_CHECKSUM = "0" * 64
 
 

@@ -434,7 +434,7 @@ def _address(service: Mapping[str, Any]) -> str:
 
 
 def _interrupt(running: Iterable[concurrent.futures.Future[Any]]) -> None:
-    """Stop all threads' programs, and wait until the threads have released their boards, even after a second Ctrl-C."""
+    """Stop all threads' programs. Wait until the threads release their boards, even if Ctrl-C is pressed again."""
     left = set(running)
     with process.deferred_signals():
         while left:

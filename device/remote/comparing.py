@@ -37,7 +37,7 @@ def first_difference(found: Any, expected: Any, *, relative: float, absolute: fl
 
 
 def blank(like: Any) -> Any:
-    """Return an array for a result, filled with a value that kernels do not compute.
+    """Return an array for a result, filled with a value that no kernel computes.
 
     Elements that a kernel does not write keep this value and are thus detected.
     """

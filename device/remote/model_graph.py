@@ -1,9 +1,9 @@
 """Describe an exported model for ``loader/torch_session.py``, which runs it in another version of PyTorch.
 
 Only a similar version of PyTorch can load a file from ``torch.export``, and boards have an older version than this PC.
-The description therefore consists of a JSON object, which lists the calls to ATen operators, followed by a newline
-and the tensors' bytes. The description is created before the operators are decomposed, so each call is a whole layer,
-as in eager mode. Only functions that use ``torch`` import it.
+The description therefore consists of a JSON object (mainly a list of calls to ATen operators), a newline, and the bytes
+of the tensors. The description is created before the operators are decomposed, so each call is a whole layer, as in
+eager mode. Only functions that use ``torch`` import it.
 
 The JSON object contains ``inputs`` (names), ``tensors`` (the constants by name), ``calls``, ``outputs``, the records of
 the ``examples`` and ``expected`` tensors, and the ``tolerances`` (relative and absolute) of the outputs. It also

@@ -28,7 +28,7 @@ from device.remote.reporting import FAULT_STATUS, Fault, serve, stage, tell
 COMPILE_LIMIT_S = 600.0
 CONNECT_LIMIT_S = 20.0
 GRACE_S = 10.0
-"""The time after a session's own limit until the session is considered lost."""
+"""The delay between a session's own time limit and the time when the session is considered lost."""
 
 PAUSE_S = 1.0
 """The delay between two attempts to get a board if TVM returns immediately instead of waiting."""

@@ -61,7 +61,7 @@ def made_workbench(config: Config) -> Mapping[str, Manifest]:
 
 
 def _up_to_date(config: Config) -> dict[str, Manifest]:
-    """Return the manifests of the steps that would not run, by step."""
+    """Return the manifests of the steps that are up to date, by step."""
     with Context(config) as context:
         decisions = pipelines.main_job(context, with_workbench=True).plan()
     return {item.step.name: item.previous for item in decisions if item.previous is not None and not item.runs}
@@ -104,7 +104,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 
 
 def small_recipe(folder: Path) -> Recipe:
-    """Copy the extension's recipe with small C++ sources.
+    """Copy the extension's recipe, and replace its C++ sources with small ones.
 
     Each source of a Python module is replaced with a small module, and every other source with one function.
     """

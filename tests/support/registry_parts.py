@@ -204,7 +204,7 @@ def tags_of(client: docker.DockerClient, config: Config) -> set[str]:
 
 
 def ask(registry: Registry, path: str, **options: object) -> requests.Response:
-    """Send a request to the registry, without the code under test."""
+    """Send a request to the registry without using the code under test."""
     with requests.Session() as session:
         session.trust_env = False
         verify = str(registry.settings.certificate) if registry.settings.certificate else True

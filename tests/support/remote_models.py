@@ -67,7 +67,7 @@ def cumsum_of_int32() -> Any:
 
 
 def limited() -> Any:
-    """Return two convolutions with a ReLU6 between them, whose limits the activations exceed."""
+    """Return two convolutions with a ReLU6 between them. The activations exceed the limits of the ReLU6."""
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 4, 3)), (4 * torch.randn(1, 3, 8, 8),)
 
 

@@ -238,7 +238,7 @@ _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "aten.sigmoid.default": ("sigmoid", {}),
     "aten.tanh.default": ("tanh", {}),
 }
-"""Functions that torch's quantisation recognises, and which call the same ATen operators."""
+"""Functions that torch's quantisation recognises and that call the same ATen operators."""
 
 _METHODS = {
     "aten.view.default": "view",
