@@ -126,8 +126,8 @@ void walk(const Int& n, const Pointers<N>& in, const IntExpr& worker, const IntE
   End
 }
 
-// A compensated sum, which corrects rounding errors. The correction is limited to finite values, so
-// a sum that has become Inf stays Inf.
+// A compensated sum, in which rounding errors are corrected. The correction is limited to finite
+// values, so a sum that has become Inf stays Inf.
 struct Sum {
   Float total = 0;
   Float lost = 0;

@@ -145,7 +145,7 @@ struct BlockState {
   std::uint32_t oldest = 0;     // the first operation in source order that has not issued
   std::uint32_t remaining = 0;  // number of operations that have not issued
   std::int32_t cycle = 0;
-  int idle = 0;                 // number of empty instructions since the last instruction that was not empty
+  int idle = 0;                 // number of consecutive empty instructions up to now
 };
 
 }  // namespace qpu::compiler

@@ -67,7 +67,7 @@ class HostRounding {
 // the same constant amount in all elements.
 enum : std::uint8_t { kShrBy = 32, kAsrBy, kShlBy };
 
-// `r` must not be the same object as `a` or `b`. The functions require QpuRounding.
+// `r` must not be the same object as `a` or `b`. A QpuRounding object must exist during the call.
 void add(std::uint8_t op, const Vector& a, const Vector& b, Vector& r);
 void multiply(isa::MulOp op, const Vector& a, const Vector& b, Vector& r);
 

@@ -37,7 +37,7 @@ struct Launch {
   // The uniform streams of the QPUs, one for each QPU. The launch uses as many QPUs (1..12) as
   // there are streams.
   std::vector<std::vector<std::uint32_t>> uniforms;
-  // The regions are sorted by their start and do not overlap.
+  // The regions must be sorted by their start and must not overlap.
   std::vector<Region> memory;
   // The object from which the words were taken, for error messages. Can be null.
   const code::Object* object = nullptr;

@@ -27,7 +27,7 @@ class Memory {
     return r.host + (address - r.start);
   }
 
-  // Returns the first address, starting with `address`, that is not in the same region. If
+  // Returns the first address after `address` that is not in the region that contains `address`. If
   // `address` is not in any region, returns `address` itself.
   std::uint32_t firstOutside(std::uint32_t address) const;
   std::string nearest(std::uint32_t address) const;

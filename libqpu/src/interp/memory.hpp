@@ -34,7 +34,7 @@ class Memory {
     return block->host + (address - block->start);
   }
 
-  // Returns the first address, starting with `address`, that is not in the same array. If
+  // Returns the first address after `address` that is not in the array that contains `address`. If
   // `address` is not in any array, returns `address` itself.
   std::uint32_t firstOutside(std::uint32_t address) const {
     const detail::Block* block = table_->find(address);

@@ -240,8 +240,8 @@ constexpr int kPackBlock = 16, kPackColumns = 4;
 constexpr int kPackQpus = 16 / kPackColumns;
 
 // Copies `a` to tiles of 8 rows for the product. A tile consists of groups. A group contains 4
-// values of k for each of the 8 rows. Values of k beyond the end are 0. `size` is a multiple of
-// 32.
+// values of k for each of the 8 rows. Values of k beyond the end are 0. `size` must be a multiple
+// of 32.
 void packTiles(Int tiles, Int m, Int k, Int size, Ptr<Float> out, Ptr<Float> a, Int aRow,
                Int aColumn) {
   Int vpmColumn = me() * kPackColumns;

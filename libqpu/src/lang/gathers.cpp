@@ -1,7 +1,7 @@
 // Tracks the queue of outstanding gathers along every path through a kernel. The state of the
-// analysis is the set of queues that are possible. A statement is an error if it is invalid for
-// every queue in the set. Queues differ in the types of their entries. There are at most 3^0 + ..
-// + 3^8 different queues, so the analysis of loops terminates.
+// analysis is the set of queues that are possible. A statement is reported as an error if it is
+// invalid for every queue in the set. Queues differ in the types of their entries. There are at
+// most 3^0 + .. + 3^8 different queues, so the analysis of loops terminates.
 #include "lang/gathers.hpp"
 
 #include <set>

@@ -15,9 +15,9 @@ namespace qpu::runtime {
 // Throws ArgumentError if the file cannot be written.
 void saveObject(const code::Object& object, const std::string& path);
 
-// Converts the contents of a file to an object. The file was written by saveObject(), or consists
-// of 8-byte words in little-endian order. Throws ArgumentError for any other contents. `name`
-// appears in the error message, and is the name of programs that have no other name.
+// Converts the contents of a file to an object. The file must have been written by saveObject(), or
+// must consist of 8-byte words in little-endian order. Throws ArgumentError for any other contents.
+// `name` appears in the error message, and is the name of programs that have no other name.
 code::Object readObject(std::string_view data, const std::string& name);
 code::Object openObject(const std::string& path);
 

@@ -1,5 +1,5 @@
-// The system's files below a root directory. The root directory is "/", or a directory with
-// copies of the files for a test.
+// The system's files below a root directory. The root directory is "/" or, in a test, a directory
+// with copies of the files.
 #ifndef QPU_SRC_RUNTIME_ROOT_HPP
 #define QPU_SRC_RUNTIME_ROOT_HPP
 

@@ -122,8 +122,8 @@ bool stage(float* to, const float* from, std::size_t n) {
   return special == 0;
 }
 
-// Releases the GIL during its lifetime if this thread holds the GIL. An operator may be called
-// with or without the GIL.
+// Releases the GIL during its lifetime if this thread holds the GIL. The thread that calls an
+// operator may or may not hold the GIL.
 class WithoutGil {
  public:
   WithoutGil() {

@@ -52,8 +52,8 @@ class Session {
   // Returns arrays with the given numbers of floats.
   Vectors operands(std::size_t a, std::size_t b, std::size_t result);
 
-  // Returns true if b still contains the data that the caller with this tag wrote. Call
-  // matrix() with the same number of columns first; without this call, a result of true is invalid.
+  // Returns true if b still contains the data that the caller with this tag wrote. Call matrix()
+  // with the same number of columns first; otherwise, a result of true is meaningless.
   bool has_vector(std::uint64_t tag) const;
   void set_vector_tag(std::uint64_t tag);
 
@@ -61,7 +61,7 @@ class Session {
   // time in seconds from the start of the launch to its end. Throws qpu::Error.
   double run(Elementwise operation, std::size_t n, int qpus);
   double run_matrix(std::size_t rows, std::size_t columns, int qpus);
-  // Computes the product of a (m x k) and b (k x n) with libqpu's own kernel. Both matrices are
+  // Computes the product of a (m x k) and b (k x n) with libqpu's own kernel. Both matrices must be
   // dense.
   double run_product(int m, int n, int k, int qpus) const;
 

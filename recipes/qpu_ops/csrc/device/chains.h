@@ -37,15 +37,15 @@ constexpr std::size_t kMaxOutputs = 3;
 // returns the third value if the first value is greater than the second, and the fourth value
 // otherwise.
 //
-// The function computes n elements of each output. Arrays are in shared memory. Outputs may be
-// the same arrays as inputs. `qpus` is 1 to 12, or 0 for all QPUs. Throws std::invalid_argument
-// if the text is invalid or does not match the inputs, and qpu::Error if the run fails.
+// The function computes n elements of each output. Arrays must be in shared memory. Outputs may be
+// the same arrays as inputs. `qpus` is 1 to 12, or 0 for all QPUs. Throws std::invalid_argument if
+// the text is invalid or does not match the inputs, and qpu::Error if the run fails.
 void run_chain(const std::string& text, const std::vector<Operand>& inputs,
                const std::vector<float*>& outputs, int n, int qpus);
 
 // The operands of a chain for one element of the lists on which it runs.
 struct Part {
-  std::vector<Operand> inputs;  // arrays and numbers are in the same order in all parts
+  std::vector<Operand> inputs;  // arrays and numbers must be in the same order in all parts
   std::vector<float*> outputs;
   int n = 0;
 };

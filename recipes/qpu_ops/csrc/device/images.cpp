@@ -157,7 +157,7 @@ Tensor part(const Tensor& t, std::int64_t dim, std::int64_t i, std::int64_t grou
   return t.narrow(dim, i * size, size);
 }
 
-// Returns elements of `from`, which is dense, in another order (see learning::take).
+// Returns elements of `from`, which must be dense, in another order (see learning::take).
 Tensor taken(const Tensor& from, IntArrayRef sizes, const std::vector<int>& firsts,
              const std::vector<int>& places) {
   Tensor out = at::empty(sizes, from.options());
@@ -181,7 +181,7 @@ Tensor exchanged(const Tensor& t) {
   return taken(t, sizes, firsts, places);
 }
 
-// The operands from which the gradients of one group are computed. All of them are dense.
+// The operands from which the gradients of one group are computed. All of them must be dense.
 struct Backward {
   Tensor gradient, input, weight;
   const Geometry& g;
@@ -250,8 +250,8 @@ Tensor gradient_of_weight(const Backward& b) {
   const Tensor found =
       convolve(exchanged(b.input), exchanged(b.gradient), std::nullopt,
                {b.g.dilation, b.g.padding, b.g.stride, false, {}, 1});
-  // The result is [channels][outputs]. The result has additional rows and columns if the stride
-  // left a remainder.
+  // The result has the shape [channels][outputs]. The result has additional rows and columns if the
+  // stride left a remainder.
   const std::int64_t channels = found.size(0), outputs = found.size(1), wide = found.size(3);
   std::vector<int> firsts, places;
   for (std::int64_t o = 0; o < outputs; ++o)
@@ -559,8 +559,8 @@ std::vector<float> numbers(const Tensor& t) {
   return {from, from + t.numel()};
 }
 
-// Sets all elements of a channel to NaN if one of its numbers is NaN. The QPUs would treat NaN as
-// a number.
+// Sets all elements of a channel to NaN if one of the numbers for this channel is NaN. The QPUs
+// would treat NaN as a number.
 void spread_nan(const Tensor& out, at::ArrayRef<std::optional<Tensor>> numbers) {
   for (std::int64_t c = 0; c < out.size(1); ++c)
     if (std::any_of(numbers.begin(), numbers.end(), [&](const std::optional<Tensor>& t) {

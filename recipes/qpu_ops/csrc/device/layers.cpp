@@ -213,7 +213,7 @@ int planes_of(const Tensor& t) {
   return static_cast<int>(t.numel() / (t.size(-1) * t.size(-2)));
 }
 
-// Writes the mean of each region, multiplied by the factor, to `out`. `out` is dense.
+// Writes the mean of each region, multiplied by the factor, to `out`. `out` must be dense.
 void average(const char* name, const Tensor& input, const Pool& pool, const Tensor& out) {
   const Tensor from = dense(input);
   launch(name, from.nbytes() + out.nbytes(), [&] {

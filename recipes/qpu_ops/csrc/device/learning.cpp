@@ -59,8 +59,8 @@ void places_in_planes(Int planes, Int words, Int height, Int width, Ptr<Int> row
   });
 }
 
-// At most `covers` windows contain any one element. Entry [i][element] of the table is the output
-// that belongs to one of these windows, or a negative number.
+// Each element is in at most `covers` windows. Entry [i][element] of the table is the output that
+// belongs to one of these windows, or a negative number.
 void pooled_gradient(Int planes, Int size, Int pixels, Int covers, Ptr<Int> table,
                      Ptr<Int> places, Ptr<Float> gradient, Ptr<Float> out) {
   overPlanes<kShort>(planes, size, out, [&](const Int& plane, const IntExpr& first) {

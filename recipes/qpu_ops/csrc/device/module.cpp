@@ -78,8 +78,8 @@ PYBIND11_MODULE(_C, module) {
     const qpu::Backend found = qpu::backend();
     return py::make_tuple(found.name, found.reason);
   });
-  // Returns the board, the clock and the memory bytes per clock of the emulator's model, after a
-  // run in this thread.
+  // Returns the board, the clock rate and the memory bandwidth in bytes per clock of the emulator's
+  // model. Requires an earlier run in this thread.
   module.def("model", [] {
     qpu_cycles cycles{};
     if (qpu_thread_cycles(&cycles) != 0) throw std::runtime_error(qpu_last_error());

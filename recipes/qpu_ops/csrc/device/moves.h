@@ -32,11 +32,11 @@ struct Compared {
   bool one = false;
 };
 // Writes one byte per element. The byte is 1 if the comparison holds according to IEEE 754, and 0
-// otherwise. The size of `out` is a multiple of 4, because whole words are written.
+// otherwise. The size of `out` must be a multiple of 4, because whole words are written.
 void compare(Comparison what, void* out, const Compared& a, const Compared& b, int n, int qpus);
 
 // Computes out[i] = condition[i] ? a[i] factor : b[i]. Conditions are bytes. The size of
-// `condition` is a multiple of 4, because whole words are read.
+// `condition` must be a multiple of 4, because whole words are read.
 void choose(float* out, const void* condition, const Compared& a, float factor, const Compared& b,
             int n, int qpus);
 

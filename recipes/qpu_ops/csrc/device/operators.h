@@ -142,7 +142,7 @@ bool is_matrix(const at::Tensor& t);
 // Computes c = alpha a b + beta c for matrices.
 void product(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b, float alpha,
              float beta);
-// Computes y = a x. Both vectors are dense.
+// Computes y = a x. Both vectors must be dense.
 void product_with_vector(const at::Tensor& y, const at::Tensor& a, const at::Tensor& x);
 
 }  // namespace torch_qpu

@@ -22,8 +22,9 @@ struct Regions {
 void region_sums(float* out, const float* in, int planes, const Regions& of,
                  const std::vector<float>& weights, const std::vector<float>& factors, int qpus);
 
-// Computes the index of the greatest element in region i. If several elements are equal or NaN,
-// the result is the index of the first of them.
+// Computes the index of the greatest element in region i. NaN is treated as greater than all other
+// values. If the greatest value occurs several times, the result is the index of its first
+// occurrence.
 void region_places(std::int64_t* places, const float* in, int planes, const Regions& of, int qpus);
 
 // Computes out[i] = in[places[i]] for planes of `size` results and `in_size` elements.

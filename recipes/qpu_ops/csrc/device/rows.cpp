@@ -157,7 +157,7 @@ void column_sums(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out
   });
 }
 
-// Computes the sum of each column over the rows in each part. No part is empty.
+// Computes the sum of each column over the rows in each part. Every part must contain a row.
 void total_columns(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> out, Ptr<Float> a,
                    Int row_stride, Int column_stride) {
   constexpr int unrolled = 4;  // number of rows per iteration
@@ -189,7 +189,7 @@ void total_columns(Int parts, Int part_rows, Int rows, Int columns, Ptr<Float> o
   });
 }
 
-// Computes the sum of each row over the columns in each part. No part is empty.
+// Computes the sum of each row over the columns in each part. Every part must contain a column.
 void total_rows(Int parts, Int part_columns, Int rows, Int columns, Ptr<Float> out, Ptr<Float> a,
                 Int row_stride) {
   over_parts<0>(parts, rows, [&](const Int& part, const Int& row) {

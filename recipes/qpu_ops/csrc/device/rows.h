@@ -49,9 +49,9 @@ void sum_columns(float* out, const float* a, int rows, int columns, int row_stri
 // is faster for short rows.
 void sum_long_rows(float* out, const float* a, int rows, int columns, int row_stride, int qpus);
 
-// Finds the greatest element of each row, or the least if `least` is true, and its column. If
-// several elements are equal, the first one is returned. NaN is treated as greater (or less, if
-// `least` is true) than all other values. -0 and +0 are equal.
+// Finds the greatest element of each row, or the least if `least` is true, and its column. If the
+// greatest (or least) value occurs several times, the first occurrence is returned. NaN is treated
+// as greater (or less, if `least` is true) than all other values. -0 and +0 are equal.
 void extremes(float* values, int* columns_of, const float* a, int rows, int columns, bool least,
               int qpus);
 

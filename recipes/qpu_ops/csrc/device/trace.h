@@ -52,8 +52,8 @@ void lock_counts();
 void unlock_counts();
 
 // Returns the total time in nanoseconds that this thread's launches have taken so far. With the
-// emulator, the time is that in the emulator's board model. Without the emulator, the time is that
-// for which the thread waited for the launches.
+// emulator, this is the time in the emulator's board model. Otherwise, it is the time for which the
+// thread waited for the launches.
 std::int64_t launched_ns();
 
 // The record is available until the next call of start_record().
