@@ -80,7 +80,7 @@ def linters() -> tuple[Check, ...]:
 
 
 def unit_tests(select: str = "") -> Check:
-    """Return the tests that need no root, engine or network; ``select`` is an expression for pytest's -k."""
+    """Return the tests that need no root privileges, engine or network; ``select`` is an expression for pytest -k."""
     return _pytest("unit tests", select, "-n", "2", "--dist", "loadfile", "tests/unit")
 
 

@@ -251,7 +251,7 @@ def require_owned(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
         raise UserError(
             f"{folder} would be replaced, but pitorch did not create it",
-            expected=f"a folder that does not exist, is empty, or contains pitorch's marker {MARKER}",
+            expected=f"a path that does not exist yet, an empty folder, or a folder with pitorch's marker {MARKER}",
             found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",
             fix="choose another folder, or empty this one yourself",
         )
