@@ -125,7 +125,7 @@ def build_image(
 def _require_root(decisions: Sequence[Decision], task: str) -> None:
     """Raise RootNeeded if a step must make a root filesystem and the user is not root.
 
-    Steps that would run only because no engine is running are ignored, because their images may already exist.
+    A step is ignored if the only reason to run it is that no engine is running, because its image may already exist.
     """
     made = [item for item in decisions if item.runs and item.step.name in _NEED_ROOT and item.reason != NO_ENGINE]
     if made:

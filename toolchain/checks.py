@@ -121,7 +121,7 @@ def run_tests(
     """Run the linters and all tests.
 
     With ``checks_only``, run only the linters; with ``quick``, only the linters and the unit tests. If the machine
-    cannot build images, the tests of the main job would be skipped, so ChecksFailed is raised before anything runs.
+    cannot build images, ChecksFailed is raised before anything runs, because the main job's tests would be skipped.
     With ``partial``, only the main job's tests are skipped on such a machine, and a warning at the end names them.
     """
     if checks_only:

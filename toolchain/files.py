@@ -107,7 +107,7 @@ def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to ``path``; on success it replaces ``path``, otherwise it is removed."""
+    """Yield a temporary path next to ``path``. On success, it replaces ``path``; otherwise, it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -120,7 +120,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a temporary folder below ``parent``, which is removed on exit.
+    """Yield a temporary folder below ``parent``; remove the folder on exit.
 
     This process locks the folder; leftovers of killed tasks are recognised because they are not locked
     (toolchain.leftovers).

@@ -222,7 +222,7 @@ class _Log:
 def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """Serve wheels while the block runs; yield the index's URL. With port 0, a free port is chosen.
 
-    Raises InUse, or UserError if the address is not this machine's.
+    Raises InUse if the port is in use, or UserError if the address does not belong to this machine.
     """
     port = port or ports.free_port(address)
     ports.require_free(address, port, server="the package index", settings=["wheels.address", "wheels.port"])
