@@ -1,6 +1,6 @@
 """The tasks of ``./inv``. Each task parses its options, calls a function of a package and prints the result.
 
-Each task imports the modules that it calls, because importing all of them would take half a second.
+Each task imports only the modules that it needs, because importing all modules would take half a second.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _reported(body: Callable[..., None]) -> Callable[..., None]:
 
 
 _for_all: dict[str, str] = {}
-"""The value of ``--architecture``, by the name of the setting that it overrides. All tasks for a target have it."""
+"""Maps the setting ``image.architecture`` to the value of ``--architecture``, an option of all tasks for a target."""
 
 
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
@@ -539,7 +539,7 @@ def profile_remote(
                 expected="--kernel (with --size, --keep), or --model (with --export, --html)",
                 found=("both --kernel and --model" if model else "neither --kernel nor --model")
                 if bool(kernel) == bool(model)
-                else "an option for kernels with --model, or an option for models with --kernel",
+                else "an option for kernels together with --model, or an option for models together with --kernel",
                 fix="run ./inv profile-remote --help to see the options for kernels and for models",
             )
     if json:
@@ -727,7 +727,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
     help={
         "select": "only tests whose names match this expression (pytest -k)",
         "checks-only": "only the linters and the type checker",
-        "quick": "only the linters and unit tests; needs no root, engine or network, and takes under 90 s",
+        "quick": "only the linters and unit tests; needs no root privileges, engine or network; takes under 90 s",
         "lanes": "number of processes that run tests in parallel; 1: run all tests one after another",
         "partial": "if this machine cannot build images, skip the tests that need an image instead of failing",
     },
@@ -890,7 +890,7 @@ def cuda_timing(
     runs: int = 10,
     timeline: bool = False,
 ) -> None:
-    """Time a GPU operation with and without synchronisation before and after it, and compare with the kernel's time."""
+    """Time a GPU operation with four methods of synchronisation, and compare the times with the kernel's time."""
     from flow import cuda_timing as cuda_timing_tool
 
     _at_least(1, runs=runs)

@@ -32,8 +32,9 @@ _PLAIN_STEPS = ("mirror", "tools", "rootfs")
 
 RULE = (
     "Clean: an empty build folder, no image and no downloaded package; one run, downloads included. Again: one warm-up "
-    "run, then the median. Both run the task in a separate process. Root filesystem and RUN instructions: one run "
-    "each, with nothing in parallel, downloads included; the time to create the minimal root is not counted."
+    "run, then the median of the timed runs. Both run the task in a separate process. Root filesystem and RUN "
+    "instructions: one run each, with nothing in parallel, downloads included; the time to create the minimal root is "
+    "not counted."
 )
 
 

@@ -91,7 +91,7 @@ def measure(workspace: Workspace) -> Result:
     Raises RootNeeded, CommandFailed (if the result is not that of the changed kernel), and any error from the build,
     the deployment or the boot.
     """
-    process.require_root("to serve and change a tree whose files have several owners", "./inv bench --name=device")
+    process.require_root("to serve and change a tree whose files have different owners", "./inv bench --name=device")
     workspace.ensure_built()
     with progress.step("export the tree and build the development image (not timed)"):
         workspace.task("export-nfsroot")

@@ -24,9 +24,9 @@ GOAL_BYTES = 430e6
 GOAL_SECONDS = 2.0
 
 RULE = (
-    "Copies: one warm-up run, which caches the image's layers, then the median. Each copy goes into a new folder; all "
-    "are removed at the end, because ext4 without a journal checks each recently freed inode before it allocates one. "
-    "No copy is synced to disk. The whole task: one run in a separate process."
+    "Copies: one warm-up run, which caches the image's layers, then the median of the timed runs. Each copy goes into "
+    "a new folder; all are removed at the end, because ext4 without a journal checks each recently freed inode before "
+    "it allocates one. No copy is synced to disk. The whole task: one run in a separate process."
 )
 
 

@@ -19,8 +19,8 @@ RULE = (
     "MODEL: clock cycles in the emulator's model of a Raspberry Pi 3; not measured on hardware. A share is the "
     "minimum time that the model's bus, or its pipes, need for the kernel, divided by the kernel's time. Its range "
     "results from the ranges of the model's parameters; the note names the assumption with the largest effect. The "
-    "naive kernels are from a course project, compiled without optimisation, on 4 QPUs. Measured on this PC: the "
-    "compile time (minimum of five) and the time of a call (median)."
+    "naive kernels are those of a course project, compiled without optimisation and run on 4 QPUs. Measured on this "
+    "PC: the compile time (minimum of five) and the time of a call (median)."
 )
 
 SHARES = {

@@ -22,8 +22,8 @@ from toolchain.errors import UserError
 class Machine:
     """The machine's properties that affect the measured times.
 
-    They include the number of cores, the memory in MiB, the load averages over 1, 5 and 15 minutes, and the versions of
-    software.
+    They include the number of cores, the memory in MiB, the load averages over 1, 5 and 15 minutes, and the
+    software versions.
     """
 
     processor: str

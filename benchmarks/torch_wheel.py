@@ -38,10 +38,10 @@ GOAL = Goal(2700)
 """The goal for a build without ccache: 45 minutes."""
 RULE = (
     "One compiler at a time, no ccache, timed inside the container. The first three use GCC with the same "
-    "command line, without warnings; the recipe's compiler uses the command line of the build. Emulated: one run; "
-    "others: the median of alternating runs. The emulated total is an estimate: the time of the build, multiplied by "
-    "the ratio of emulated GCC to the recipe's compiler. The time of the build is the recorded time, which depends on "
-    "the load during the build."
+    "command line, without warning options; the recipe's compiler uses the command line of the build. Emulated: "
+    "one run; others: the median of alternating runs. The emulated total is an estimate: the time of the build, "
+    "multiplied by the ratio of emulated GCC to the recipe's compiler. The time of the build is the recorded time, "
+    "which depends on the load during the build."
 )
 
 

@@ -275,7 +275,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Describe the first few unchecked functions, then the first few unproven functions, in one line of text each."""
+    """Describe the first few unchecked functions, then the first few unproven ones; return a line for each function."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

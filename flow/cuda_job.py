@@ -18,7 +18,7 @@ from toolchain.steps import Decision
 TARGETS = ("amd64", "arm64")
 """The architectures for which a wheel can be built: PCs, and boards with an NVIDIA GPU."""
 SUITE = "bookworm"
-"""The older suite, regardless of the configuration: libraries linked on it also run on newer systems."""
+"""Always the older suite, because libraries that are linked in this suite also run on newer systems."""
 
 
 def context_of(config: Config) -> Context:

@@ -26,7 +26,7 @@ class Firmware:
 
 
 def ready(config: Config, name: str = "card-firmware") -> Firmware:
-    """Return the firmware of the step ``name`` (a key of ``card_firmware.PARTS``), fetched by apt if necessary.
+    """Return the firmware of the step ``name`` (a key of ``card_firmware.PARTS``); apt fetches it if necessary.
 
     The first call prints the boot firmware's licence or, for other firmware, the path of the licence. Raises the failed
     step's UserError.

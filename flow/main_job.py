@@ -24,7 +24,7 @@ from toolchain.steps import MANIFEST_SUFFIX, Decision, Pipeline
 
 _MIRROR = "mirror"
 _NEED_ROOT = ("tools", "builder", "dev", "rootfs")
-"""Steps whose products contain files with several owners, which only root can create."""
+"""Steps that only root can run, because the files in their products have different owners."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def build_image(
         pipeline = _pipeline(context, again, only)
         decisions = _plan(pipeline, update=update, again=again, only=only)
         before = {path: path.stat().st_mtime_ns for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}")}
-        # Configuring the root uses only one core, so two steps that prepare the compilers run at the same time.
+        # Configuring the root uses only one core, so two other steps, which prepare the compilers, run meanwhile.
         manifests = pipeline.execute(decisions, at_once=3)
         written = {item.step: pipeline.manifest_path(item.step) for item in manifests}
         ran = frozenset(step for step, path in written.items() if before.get(path) != path.stat().st_mtime_ns)
@@ -125,7 +125,7 @@ def build_image(
 def _require_root(decisions: Sequence[Decision], task: str) -> None:
     """Raise RootNeeded if a step must make a root filesystem and the user is not root.
 
-    Steps that would run only because no engine is running are ignored, because their images may already exist.
+    A step is ignored if the only reason to run it is that no engine is running, because its image may already exist.
     """
     made = [item for item in decisions if item.runs and item.step.name in _NEED_ROOT and item.reason != NO_ENGINE]
     if made:

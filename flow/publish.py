@@ -288,7 +288,10 @@ def _record_name(config: Config, wanted: Reference) -> str:
 
 
 def _require_newest(config: Config, wanted: Reference, found: attestations.Verified) -> None:
-    """Raise SignatureRefused if a newer image of the same name was verified here before; UserError as ``_recorded``."""
+    """Raise SignatureRefused if a newer image of the same name was verified here before.
+
+    Raises UserError if the record of verified images is damaged.
+    """
     path = _record(config)
     before = _recorded(path).get(_record_name(config, wanted), {})
     if found.finished < before.get("finished", ""):
@@ -324,8 +327,8 @@ def _recorded(path: Path) -> dict[str, dict[str, str]]:
             f"{path} is damaged",
             expected="the images that were verified here last, as JSON",
             found=f"{type(fault).__name__}: {fault}",
-            fix="restore the file from a backup; or remove it, after which an image older than those verified before "
-            "is accepted once",
+            fix="restore the file from a backup; or remove it, but then the next verification of each image also "
+            "accepts an image that is older than those verified before",
         ) from fault
     return recorded
 

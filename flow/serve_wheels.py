@@ -28,7 +28,7 @@ from wheels.wheelhouse import wheelhouses
 
 
 class Offer:
-    """The wheels to serve for a configuration. Calling the object returns the current wheels as a dict by file name.
+    """The wheels to serve for a configuration. Calling an instance returns the current wheels' paths by file name.
 
     An audit takes seconds, so the wheels for torch, torchvision, torchaudio and apache-tvm-ffi are chosen and audited
     again only if the available wheels have changed. If a wheel is damaged or was built for another machine, the

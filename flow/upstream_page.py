@@ -119,7 +119,7 @@ def _not_run(missing: Sequence[str]) -> str:
 def main(argv: Sequence[str]) -> None:
     """Store the report in ``argv``, if any, and write the page. Raises ArtefactMissing for a report on another torch.
 
-    A report that ``upstream-tests`` has written is not damaged, so a damaged one raises ValueError or KeyError.
+    Raises ValueError or KeyError for a damaged report, which ``upstream-tests`` never writes.
     """
     for path in map(Path, argv):
         found = Report.load(path).torch

@@ -402,7 +402,7 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source; if it has package patterns (``only``), with the Origin field of the index in ``scratch``.
+    """Return the source. If it has package patterns (``only``), add the Origin field of the index in ``scratch``.
 
     Raises MirrorPocketUnusable if the index does not contain the origin.
     """
@@ -459,10 +459,10 @@ def download(
     """Fetch a root's packages and their dependencies into a folder; return the files.
 
     The first of ``architectures`` is the root's own. With ``essential``, essential packages are fetched too. Packages
-    named in ``without`` (with or without an architecture) are not fetched even if others depend on them, nor are
-    dependencies that only they require. This PC's apt configuration has no effect. Files that are already in the folder
-    are not fetched again. apt's output is written to ``log``. Raises CommandTimedOut, or CommandFailed with the last
-    lines of apt's output.
+    named in ``without`` (NAME or NAME:ARCHITECTURE) are not fetched, even if other packages depend on them.
+    Dependencies that only these packages require are not fetched either. This PC's apt configuration has no effect.
+    Files that are already in the folder are not fetched again. apt's output is written to ``log``. Raises
+    CommandTimedOut, or CommandFailed with the last lines of apt's output.
     """
     archives.mkdir(parents=True, exist_ok=True)
     (archives / "partial").mkdir(exist_ok=True)

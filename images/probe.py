@@ -8,10 +8,10 @@ from __future__ import annotations
 import struct
 
 MESSAGE = b"32-bit ARM code runs\n"
-"""The program's output without arguments."""
+"""The output of the 32-bit program if it is run without arguments."""
 
 LISTED_AT_LEAST = 66
-"""The minimum number of directory entries for status 0: 64 files, and the entries . and .."""
+"""The minimum number of directory entries for exit status 0: 64 files, and the entries ``.`` and ``..``."""
 
 EOVERFLOW = 75
 """The exit status if an entry does not fit the 32-bit fields of readdir(3)."""

@@ -246,7 +246,7 @@ def build_tools(
 def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
     """Unpack packages in parallel, large ones first, without configuring them.
 
-    Raises CommandFailed for a damaged package, or DiskFull.
+    Raises DiskFull, or CommandFailed for a damaged package.
     """
     large_first = sorted(packages, key=lambda path: (-path.stat().st_size, path))
     names = "".join(f"{path}\0" for path in large_first).encode()

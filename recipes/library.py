@@ -17,7 +17,7 @@ from toolchain.architecture import host_architecture
 from toolchain.config import Config
 
 TREE, STAGE = "/usr/src/build", "/usr/src/stage"
-"""The paths in the container of the build tree and of the folder below which the library is installed."""
+"""Paths in the container: the build tree, and the folder below which the library is installed."""
 
 
 @dataclass(frozen=True, kw_only=True)

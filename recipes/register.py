@@ -14,9 +14,9 @@ PYTHON_PATH = "usr/lib/python3/dist-packages/pitorch.pth"
 def register(stage: Path, installed: Path, prefix: str) -> None:
     """Make the library in the staging folder ``stage`` known to the loader, the shell, Python and pkg-config.
 
-    ``installed`` is the folder that ``prefix`` denotes inside ``stage``. /usr/local/bin gets links to the programs in
-    the folder ``bin`` of ``prefix``. If ``prefix`` contains ``lib/python``, this folder is added to Python's path, and
-    boards create /run/qpu at boot.
+    ``installed`` is the folder that ``prefix`` denotes inside ``stage``. Links in /usr/local/bin point to the
+    programs in the folder ``bin`` of ``prefix``. If ``prefix`` contains ``lib/python``, this folder is added to
+    Python's path, and boards create /run/qpu at boot.
     """
     loader = stage / LOADER_CONFIG
     loader.parent.mkdir(parents=True, exist_ok=True)

@@ -324,7 +324,7 @@ def _require_platform(image: Mapping[str, Any], name: str, platform: str) -> Non
 def _temporary_name(client: docker.DockerClient, name: str, reference: Reference) -> Iterator[None]:
     """Give an image its registry name while the context is active; the engine requires this name for a push.
 
-    Afterwards, the name refers to the same image as before, or is removed if it did not exist.
+    Afterwards, the name refers to the same image as before, or is removed if it did not exist before.
     """
     before = _inspect(client, str(reference))
     image = client.images.get(name).attrs

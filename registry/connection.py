@@ -320,7 +320,7 @@ class _Session(requests.Session):
 
 
 def _proxies(url: str) -> dict[str, str]:
-    """Return the proxies for a URL that are set in the environment; none apply to loopback addresses.
+    """Return the proxies that the environment sets for a URL; no proxy applies to loopback addresses.
 
     Raises RegistryProxyUnusable if the proxy for the URL has an invalid address.
     """

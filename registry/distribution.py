@@ -191,7 +191,7 @@ def _not_found(remote: Connection, fix: str) -> ReferenceNotFound:
     return ReferenceNotFound(
         f"{reference} is not in the registry",
         expected=f"the tag {reference.tag} in {reference.name}",
-        found=f"the tags {shown}" if existing else "no such repository, or one whose tags are not listed",
+        found=f"the tags {shown}" if existing else "no such repository, or a repository with unlisted tags",
         fix=fix or ("pass one of these tags with --tag" if existing else "run ./inv push first, or check --registry"),
     )
 

@@ -56,7 +56,7 @@ class Mirrors:
     changed: bool = False
     backup: Path | None = None
     reload: str = ""
-    """The command that reloaded the engine; if it was not reloaded, the reason and, if needed, the user's command."""
+    """The command that reloaded the engine; or why it was not reloaded, with the command to run if one is needed."""
 
     @property
     def in_effect(self) -> bool:

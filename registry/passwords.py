@@ -1,4 +1,4 @@
-"""Take passwords from the environment, so that the programs that tasks start do not inherit them, or from a prompt.
+"""Take passwords from the environment or a prompt. The programs that tasks start do not inherit the passwords.
 
 Every task imports this module to take the passwords from the environment. The module is separate because the modules
 that use the passwords import large libraries.

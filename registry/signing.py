@@ -31,7 +31,7 @@ STATEMENT_TYPE = "application/vnd.in-toto+json"
 _KIND = "an ECDSA key on the curve P-256 in a PEM file"
 _MAKE = "run openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out signing.pem"
 _KEY_ID = ""
-"""The key id is empty: cosign ignores an empty key id, but would look up any other one among its own key ids."""
+"""The key id is empty: cosign ignores an empty key id, but would look up any other key id among its own."""
 
 
 @dataclass(frozen=True)

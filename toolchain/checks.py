@@ -80,7 +80,7 @@ def linters() -> tuple[Check, ...]:
 
 
 def unit_tests(select: str = "") -> Check:
-    """Return the tests that need no root, engine or network; ``select`` is an expression for pytest's -k."""
+    """Return the tests that need no root privileges, engine or network; ``select`` is an expression for pytest -k."""
     return _pytest("unit tests", select, "-n", "2", "--dist", "loadfile", "tests/unit")
 
 
@@ -121,7 +121,7 @@ def run_tests(
     """Run the linters and all tests.
 
     With ``checks_only``, run only the linters; with ``quick``, only the linters and the unit tests. If the machine
-    cannot build images, the tests of the main job would be skipped, so ChecksFailed is raised before anything runs.
+    cannot build images, ChecksFailed is raised before anything runs, because the main job's tests would be skipped.
     With ``partial``, only the main job's tests are skipped on such a machine, and a warning at the end names them.
     """
     if checks_only:

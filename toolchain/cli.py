@@ -112,7 +112,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _open_closed_streams() -> None:
-    """Replace standard streams that the caller closed with /dev/null, which child processes inherit.
+    """Open /dev/null in place of the standard streams that the caller closed. Child processes inherit the new streams.
 
     The order matters, because open returns the lowest free descriptor.
     """

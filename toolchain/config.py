@@ -67,16 +67,16 @@ def _between(low: float, high: float, unit: str = "") -> Check:
 _package = _matches(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?", "a Debian package name")
 _url = _matches(
     r"https?://[^/\s]\S*|(?:copy|file):/\S+|",
-    "a URL that begins with http://HOST, https://HOST, copy:/ or file:/, or nothing",
+    "a URL that begins with http://HOST, https://HOST, copy:/ or file:/, or an empty value",
 )
 _name = _matches(r"[a-z0-9]+(?:[._/-][a-z0-9]+)*", "a lower-case repository name")
-_tag = _matches(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|", "an image tag, or nothing")
+_tag = _matches(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|", "an image tag, or an empty value")
 _BAD_PORT = "expected a port from 1 to 65535"
 
 
 def _host(value: Any) -> str:
     if not re.fullmatch(r"(?:[A-Za-z0-9_.-]+@)?[A-Za-z0-9_.:\[\]-]+|", value):
-        return "expected [USER@]HOST, or nothing"
+        return "expected [USER@]HOST, or an empty value"
     port = re.search(r"(?:^[^:]*|\]):(\d+)$", value)  # an IPv6 address without brackets has no port
     return _BAD_PORT if port and not 0 < int(port[1]) < 65536 else ""
 
@@ -84,7 +84,7 @@ def _host(value: Any) -> str:
 def _coordinator(value: Any) -> str:
     found = re.fullmatch(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\]):(\d{1,5})|", value)
     if found is None:
-        return "expected HOST:PORT, or nothing"
+        return "expected HOST:PORT, or an empty value"
     return _BAD_PORT if value and not 0 < int(found[1]) < 65536 else ""
 
 
@@ -148,23 +148,23 @@ def _address(value: Any) -> str:
     try:
         ipaddress.IPv4Address(value or "0.0.0.0")  # noqa: S104 (compared, not listened on)
     except ValueError:
-        return "expected an IPv4 address, or nothing"
+        return "expected an IPv4 address, or an empty value"
     return ""
 
 
 _host_name = _matches(
-    r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?|", "a host name of lower-case letters, digits and hyphens, or nothing"
+    r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?|", "a host name of lower-case letters, digits and hyphens, or an empty value"
 )
-_user = _matches(r"[a-z_][a-z0-9_-]{0,31}|", "a user name of lower-case letters, digits, - and _, or nothing")
+_user = _matches(r"[a-z_][a-z0-9_-]{0,31}|", "a user name of lower-case letters, digits, - and _, or an empty value")
 _password_hash = _matches(
-    r"\$(?:5|6|y|2b)\$[A-Za-z0-9./$=,]+|", "a hash that begins with $6$, $5$, $y$ or $2b$, or nothing"
+    r"\$(?:5|6|y|2b)\$[A-Za-z0-9./$=,]+|", "a hash that begins with $6$, $5$, $y$ or $2b$, or an empty value"
 )
 _public_key = _matches(
     r"(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+ [A-Za-z0-9+/=]+(?: [^\n]*)?", "a public key in the format of authorized_keys"
 )
-_wifi_psk = _matches(r"[0-9a-f]{64}|", "64 hexadecimal digits from wpa_passphrase, or nothing")
-_country = _matches(r"[A-Z]{2}|", "a country code of two letters, such as GB, or nothing")
-_locale = _matches(r"[a-z]{2,3}_[A-Z]{2}\.UTF-8|C\.UTF-8|", "LANGUAGE_COUNTRY.UTF-8, or nothing")
+_wifi_psk = _matches(r"[0-9a-f]{64}|", "64 hexadecimal digits from wpa_passphrase, or an empty value")
+_country = _matches(r"[A-Z]{2}|", "a country code of two letters, such as GB, or an empty value")
+_locale = _matches(r"[a-z]{2,3}_[A-Z]{2}\.UTF-8|C\.UTF-8|", "LANGUAGE_COUNTRY.UTF-8, or an empty value")
 _kept_folder = _matches(
     r"(?!/(?:dev|proc|run|sys|tmp)(?:/|$))(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9_.-]+)+",
     "the absolute path of a folder, such as /home, without spaces and outside /dev, /proc, /run, /sys and /tmp",
@@ -383,7 +383,7 @@ class DeviceConfig:
         _matches(r"[a-z0-9-]*", "QEMU's name for a CPU, such as cortex-a72"),
     )
     memory_mib: int = _setting(1024, "memory of the virtual machine", _between(256, 3072, "MiB"))
-    cpus: int = _setting(2, "CPUs of the virtual machine", _between(1, 4))
+    cpus: int = _setting(2, "number of CPUs of the virtual machine", _between(1, 4))
     boot_timeout_s: float = _setting(
         900.0,
         "maximum time until the SSH server responds; at most 300 s if the board is not switched on for the run",
@@ -422,7 +422,7 @@ class RemoteConfig:
         False, "include the apache-tvm-ffi wheel from build-tvm-ffi in the image (only armhf with trixie)"
     )
     queue_limit_s: float = _setting(60.0, "maximum time to wait for a busy board", _between(1, 86400, "s"))
-    session_limit_s: float = _setting(120.0, "maximum duration of a session", _between(1, 86400, "s"))
+    session_limit_s: float = _setting(120.0, "maximum duration of a session with a board", _between(1, 86400, "s"))
 
 
 @dataclass(frozen=True, kw_only=True)

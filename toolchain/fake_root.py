@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 _LIMIT_S = 4 * 3600.0
-# fakeroot's shell stops fakeroot's daemon only when it exits, so it must ignore SIGTERM; ``main`` handles the signal.
+# fakeroot's shell stops fakeroot's daemon only when the shell exits, so the shell must ignore SIGTERM; ``main`` handles
+# the signal.
 _SCRIPT = """trap '' TERM; exec "$0" -- "$@" """
 
 

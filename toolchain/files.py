@@ -107,7 +107,7 @@ def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to ``path``; on success it replaces ``path``, otherwise it is removed."""
+    """Yield a temporary path next to ``path``. On success, it replaces ``path``; otherwise, it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -120,7 +120,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a temporary folder below ``parent``, which is removed on exit.
+    """Yield a temporary folder below ``parent``; remove the folder on exit.
 
     This process locks the folder; leftovers of killed tasks are recognised because they are not locked
     (toolchain.leftovers).
@@ -251,7 +251,7 @@ def require_owned(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
         raise UserError(
             f"{folder} would be replaced, but pitorch did not create it",
-            expected=f"a folder that does not exist, is empty, or contains pitorch's marker {MARKER}",
+            expected=f"a path that does not exist yet, an empty folder, or a folder with pitorch's marker {MARKER}",
             found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",
             fix="choose another folder, or empty this one yourself",
         )

@@ -17,7 +17,7 @@ _LISTED = 3
 
 
 def clear(found: Iterable[Path], base: Path) -> None:
-    """Remove the files and folders in ``found``, left below ``base`` by killed tasks, and print the freed space.
+    """Remove the files and folders in ``found``, which killed tasks left below ``base``; print the freed space.
 
     Programs that a killed task started may still be running, so an entry is kept if another process uses a path that
     contains its name. The following are also kept: links, entries that this user may not remove, mount points, folders

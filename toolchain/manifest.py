@@ -1,4 +1,4 @@
-"""Manifests, which describe the files that a step created and pass facts to later steps.
+"""Manifests: each describes the files that a step created, and passes facts to later steps.
 
 A manifest is a JSON file with the step's name and key, the key's inputs, the artefacts (path, size, SHA-256), facts for
 later steps (an image id, a package list), warnings, the duration in seconds, and the checkout's commit. Paths are

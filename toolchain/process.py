@@ -46,7 +46,7 @@ _PACKAGES = {
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
 }
-"""The packages of the programs whose package has another name."""
+"""The package of each program whose name differs from that of its package."""
 
 
 @dataclass(frozen=True)
@@ -384,9 +384,9 @@ def _start_error(words: Sequence[str], fault: OSError) -> UserError:
     if fault.errno == errno.ENOEXEC:
         return UserError(
             f"cannot run {line}",
-            expected="a program for this machine, or a registered emulator for it",
+            expected="a program for this machine, or a registered emulator for the program",
             found="the kernel does not support the program's format",
-            fix="run ./inv doctor, which checks whether programs for other architectures run and prints the fix",
+            fix="run ./inv doctor, which checks whether programs for other architectures run, and prints the fix",
         )
     if fault.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return CommandFailed(

@@ -61,5 +61,5 @@ def _start_ticks(pid: int) -> int:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return _ENDED
-    # Field 22 of proc(5). Field 2, the name, is in parentheses and may contain spaces and parentheses itself.
+    # Field 22 of proc(5). Field 2, the name, is in parentheses and may itself contain spaces and parentheses.
     return int(stat.rpartition(b")")[2].split()[19])

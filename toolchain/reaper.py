@@ -1,10 +1,10 @@
 """Stop the programs that a killed task left running. This module runs as a separate process.
 
-The task starts this process in a separate session and writes to its standard input: ``+ID`` when the leader of
-session ``ID`` has started, ``-ID`` when it has exited. The kernel closes that pipe when the task exits for any
-reason, including SIGKILL. The remaining processes in those sessions are then sent SIGTERM and, after ``POLITE_S``
-seconds, SIGKILL. A parent-death signal would reach only the programs, not their children. The module is run with
-``python -I -S`` and does not import other modules of this project.
+The task starts this process in a separate session. Through a pipe, the task writes to this process's standard input:
+``+ID`` when the leader of session ``ID`` has started, ``-ID`` when the leader has exited. The kernel closes the pipe
+when the task exits for any reason, including SIGKILL. The remaining processes in those sessions are then sent SIGTERM
+and, after ``POLITE_S`` seconds, SIGKILL. A parent-death signal would reach only the programs, not their children. The
+module is run with ``python -I -S`` and does not import other modules of this project.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Return text with all control characters except line ends and tabs escaped in Python's notation.
+    """Return text in which all control characters except line ends and tabs are escaped in Python's notation.
 
     A terminal interprets control characters, so a registry's or a program's output could change the display.
     """

@@ -100,7 +100,7 @@ def put(config: Config, name: str, key: str, paths: Sequence[Path], *, recipe: s
 
     ``recipe`` is the recipe's key, which ``of_recipe`` looks up.
 
-    Raises ArtefactDamaged if a provenance statement lists other digests, or DiskFull.
+    Raises DiskFull, or ArtefactDamaged if a provenance statement lists other digests.
     """
     place = _place(config, name, key)
     needed = sum(path.stat().st_size for path in paths)

@@ -231,8 +231,8 @@ def copy_project(wanted: Wanted, source: Path, config: Config) -> str:
     """Copy a project for the container, because builds write into the project's folder.
 
     Returns the requirement to pass to pip. The build folder is not copied if it is inside the project. ``.git`` is
-    copied, because many builds derive the version from it. Raises SourceUnavailable if a file cannot be copied, or
-    DiskFull.
+    copied, because many builds derive the version from it. Raises DiskFull, or SourceUnavailable if a file cannot be
+    copied.
     """
     if wanted.project is None:
         return str(wanted)

@@ -134,7 +134,7 @@ def _sha256(path: Path) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def _cached_sha256(path: Path, size: int, time_ns: int) -> str:
-    del size, time_ns  # these only distinguish entries of the cache
+    del size, time_ns  # the size and the time only distinguish entries of the cache
     return sha256_of(path)
 
 
@@ -222,7 +222,7 @@ class _Log:
 def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """Serve wheels while the block runs; yield the index's URL. With port 0, a free port is chosen.
 
-    Raises InUse, or UserError if the address is not this machine's.
+    Raises InUse if the port is in use, or UserError if the address does not belong to this machine.
     """
     port = port or ports.free_port(address)
     ports.require_free(address, port, server="the package index", settings=["wheels.address", "wheels.port"])
@@ -250,7 +250,7 @@ def instructions(url: str, names: Sequence[str], example: str) -> list[str]:
 
     pip searches all its indices and selects the newest version, so the commands state the version of the wheel. If the
     default index has a newer version of a dependency only as source, pip would compile it on the board. With
-    ``--prefer-binary``, pip selects a wheel, even of an older version, if the requirement permits.
+    ``--prefer-binary``, pip selects a wheel, even of an older version, if the requirement permits it.
     """
     host = url.split("/")[2].rpartition(":")[0]
     project, version, *_ = parse_wheel_filename(example)

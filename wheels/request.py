@@ -33,7 +33,7 @@ class Wanted:
 
     @property
     def label(self) -> str:
-        """A name for the log, which differs even between projects with the same file name."""
+        """A name for the log. Different projects with the same file name have different names for their logs."""
         text = f"{canonicalize_name(self.name)}-{self.version}"
         if self.project:
             text = f"{self.project.name}-{hashlib.sha256(os.fsencode(self.project)).hexdigest()[:8]}"

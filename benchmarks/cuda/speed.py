@@ -47,7 +47,7 @@ class Comparison:
     microseconds: Mapping[str, float]
     spread: Mapping[str, tuple[float, float]]
     ratios: Mapping[str, tuple[float, float, float]]
-    """For each other candidate: the 10th, 50th and 90th percentile of our time / the candidate's, over all rounds."""
+    """For each other candidate: the 10th, 50th and 90th percentiles of the ratios of our time to the candidate's."""
     moved: int = 0
     skipped: Mapping[str, str] = field(default_factory=dict)
 

@@ -6,8 +6,8 @@ Each folder contains a model's library (``libmodel.so``), its parameters (``mode
 (``model.graph``). With ``count``, only the second call of each model is marked for the plugin, because the first call
 also allocates memory, packs weights and chooses kernels. With ``time``, the script makes three further calls and
 reports their median duration. The script writes ROWS.json, a list of objects with ``model``, ``how``, ``region`` (the
-region's number, or 0 if nothing was counted), ``seconds`` (0 if they were not measured) and ``reason`` (why the model
-was not run).
+region's number, or 0 if nothing was counted), ``seconds`` (0 if not measured) and ``reason`` (why the model was
+not run).
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def step(context: Context) -> Step:
             **roots.mmdebstrap_inputs(context),
             **roots.overlay_inputs(overlays),
         },
-        # The step archives downloads the packages while the native tools are extracted. This step downloads packages
-        # that are still missing.
+        # The step ``archives`` downloads the packages while the native tools are extracted. This step downloads only
+        # the packages that are still missing.
         needs=("mirror", "tools", "torch", "archives"),
         action=action,
         missing=image_missing(context, "rootfs"),

@@ -1,7 +1,7 @@
 """Run a Python program natively, as the target's Python would run it: ``as_target.py PYTHON (SCRIPT | -m MODULE) …``.
 
-This works for programs that do nothing but process text and start other programs. PYTHON is the path by which the
-target's Python was called. The description of the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) is that of the
+This works for programs that only process text and start other programs. PYTHON is the path by which the target's
+Python was called. The description of the machine (``os.uname``, ``sys.maxsize``, ``sysconfig``) is that of the
 target, and ``sys.executable`` starts the target's Python. Modules are those of the target's Python, except for compiled
 modules of the standard library, which are native. Compiled modules of other packages are for the target and cannot be
 loaded; their source is imported instead. Cython contains compiled modules and their source. If the package index has a

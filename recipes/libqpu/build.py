@@ -10,7 +10,7 @@ from toolchain.jobs import compile_jobs
 
 _HOME = "/usr/src/libqpu"
 _FLAGS = (
-    # The loops that benefit from -O3 request it in the source. For the other code, it would only lengthen the build.
+    # The source enables -O3 for the loops that benefit from it. For the other code, -O3 would only lengthen the build.
     "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG",
     # GCC 7 changed how some arguments are passed, and prints a note for every such function in the standard library.
     "-DCMAKE_CXX_FLAGS=-Wno-psabi",

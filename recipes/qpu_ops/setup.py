@@ -52,7 +52,7 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
         found = subprocess.run(["pkg-config", "--cflags", "--libs", "qpu"], capture_output=True, text=True, check=False)
         fault = found.stderr.strip()
     except FileNotFoundError:
-        fault = "no program pkg-config"
+        fault = "pkg-config is not installed"
     else:
         if found.returncode == 0:
             flags = shlex.split(found.stdout)

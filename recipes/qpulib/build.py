@@ -25,7 +25,7 @@ from toolchain.errors import CommandFailed, SourceUnavailable
 from toolchain.jobs import compile_jobs
 
 FETCHED = "pitorch-fetched"
-"""The file in ``.git`` that marks checkouts created by this module. Only these are replaced when the pin changes."""
+"""The file in ``.git`` that marks this module's checkouts. Only these checkouts are replaced when the pin changes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,9 @@
     python3 board_server.py --proxy HOST:PORT --key KEY          (the board connects to the proxy)
     python3 board_server.py --check                              (start, print the version, exit)
 
-TVM's server (0.27) does not survive a kernel that crashes: the thread that accepts connections ends, but the process
-and its port remain, and the next client waits forever. The same happens if the tracker is unreachable at the start.
-This script therefore stops the server's process after an exception in any of its threads, and restarts it on the same
-port.
+In TVM's server (0.27), a kernel that crashes ends the thread that accepts connections, but the process and its port
+remain, and the next client waits forever. The same happens if the tracker is unreachable at the start. This script
+therefore stops the server's process after an exception in any of its threads, and restarts it on the same port.
 
 The server also keeps a model's parameters on the board. Clients call the RPC functions ``pitorch.parameters.map`` and
 ``pitorch.parameters.keep`` (see ``Parameters``).
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 PAUSE_S = 1.0
-"""The delay in seconds before a restart, which limits how often an unreachable tracker is contacted."""
+"""The delay in seconds before a restart. It limits how often an unreachable tracker is contacted."""
 MAX_BYTES = 1 << 31
 """The maximum size of a model's parameters, as in the loader."""
 
@@ -62,12 +61,13 @@ class Parameters:
         self._suffix = f".{os.getpid()}"  # of the incomplete file; each server process has a different suffix
         self._file = -1
         self._size = 0
-        self._received: Any = None  # not yet an object of hashlib, because TVM pickles this object
+        self._received: Any = None  # hashlib's object is created later, because TVM pickles ``self``
 
     def serve(self) -> None:
-        """Register the RPC functions and make the server remove incomplete files after each session, even a killed one.
+        """Register the RPC functions, and make the server remove the incomplete file after each session.
 
-        The server's process calls this before it starts threads. Each session runs in a fork of that process.
+        The file is also removed if the session was killed. The server's process calls this function before it starts
+        threads. Each session runs in a fork of that process.
         """
         import tvm_ffi
         from tvm.rpc import server

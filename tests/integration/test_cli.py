@@ -268,8 +268,8 @@ def test_without_a_file_nothing_is_read() -> None:
     [
         ((), "neither"),
         (("--kernel=gemm", "--model=nets:cnn"), "both"),
-        (("--kernel=gemm", "--html=report.html"), "an option for kernels with --model"),
-        (("--model=nets:cnn", "--size=64"), "an option for kernels with --model"),
+        (("--kernel=gemm", "--html=report.html"), "an option for kernels together with --model"),
+        (("--model=nets:cnn", "--size=64"), "an option for kernels together with --model"),
     ],
 )
 def test_profile_remote_needs_either_a_kernel_or_a_model(words: tuple[str, ...], found: str) -> None:

@@ -272,7 +272,7 @@ def test_damaged_record_of_verified_images_is_reported(
     record.write_text(content)
     with pytest.raises(UserError, match=r"verified\.json is damaged") as caught:
         verify(config, keys)
-    assert "an image older than those verified before is accepted once" in caught.value.fix
+    assert "also accepts an image that is older than those verified before" in caught.value.fix
     assert record.read_text() == content
 
 

@@ -67,7 +67,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "image name": ({"image": {"name": "PiTorch"}}, "expected a lower-case repository name, found 'PiTorch'"),
     "mirror": (
         {"image": {"mirror": "deb.example"}},
-        "expected a URL that begins with http://HOST, https://HOST, copy:/ or file:/, or nothing, found 'deb.example'",
+        "expected a URL that begins with http://HOST, https://HOST, copy:/ or file:/, or an empty value, "
+        "found 'deb.example'",
     ),
     "mirror with a space": ({"image": {"mirror": "http://a b"}}, "expected a URL that begins with http://HOST"),
     "mirror, no host": ({"image": {"mirror": "https:///debian"}}, "expected a URL that begins with http://HOST"),
@@ -99,10 +100,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "registry, port": ({"registry": {"address": "r.example:65536"}}, "expected a port from 1 to 65535"),
     "registry, port 0": ({"registry": {"address": "127.0.0.1:0"}}, "expected a port from 1 to 65535"),
     "registry, bare name": ({"registry": {"address": "r"}}, "expected a host with a dot or a port"),
-    "address": ({"nfs": {"address": "192.168.77.256"}}, "nfs.address: expected an IPv4 address, or nothing"),
+    "address": ({"nfs": {"address": "192.168.77.256"}}, "nfs.address: expected an IPv4 address, or an empty value"),
     "host's port": ({"device": {"host": "pi@board:65536"}}, "device.host: expected a port from 1 to 65535"),
     "repository": ({"registry": {"repository": "a//b"}}, "expected a lower-case repository name"),
-    "tag": ({"registry": {"tag": "-x"}}, "registry.tag: expected an image tag, or nothing, found '-x'"),
+    "tag": ({"registry": {"tag": "-x"}}, "registry.tag: expected an image tag, or an empty value, found '-x'"),
     "subnet": ({"nfs": {"subnet": "192.168.77.300/24"}}, "nfs.subnet: expected an IPv4 subnet"),
     "subnet with host bits": ({"nfs": {"subnet": "192.168.77.1/24"}}, "with no host bits set"),
     "kept relative folder": ({"nfs": {"persistent": ["home"]}}, "'home': expected the absolute path of a folder"),
@@ -111,7 +112,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "kept root": ({"nfs": {"persistent": ["/"]}}, "'/': expected the absolute path of a folder"),
     "kept folder with a blank": ({"nfs": {"persistent": ["/my files"]}}, "expected the absolute path of a folder"),
     "subnet without length": ({"nfs": {"subnet": "192.168.77.0"}}, "with its prefix length"),
-    "host": ({"device": {"host": "pi@"}}, "expected [USER@]HOST, or nothing"),
+    "host": ({"device": {"host": "pi@"}}, "expected [USER@]HOST, or an empty value"),
     "not a number of seconds": ({"device": {"boot_timeout_s": float("nan")}}, "expected 10 to 86400 s"),
 }
 

@@ -1,9 +1,9 @@
 """Compute element-wise operations on the QPUs.
 
-Both operands have the same shape and dtype: float32 (computed directly), float64, float16 or bfloat16 (rounded to
-float32 for the computation, and the result rounded to the operands' dtype). Any strides and sizes are supported,
-including 0. The operands are not modified. If an element of either operand is not finite (in float32), torch computes
-the corresponding element of the result on the CPU.
+Both operands must have the same shape and dtype: float32, float64, float16 or bfloat16. Values of dtypes other than
+float32 are rounded to float32 for the computation, and the result is rounded to the operands' dtype. Any strides and
+sizes are supported, including 0. The operands are not modified. If an element of either operand is not finite (in
+float32), torch computes the corresponding element of the result on the CPU.
 
 Accuracy, for float32: |result - exact| <= 2**-23 * |exact| + 2**-124, where denormal operands count as 0, because the
 QPU treats them as 0. The QPU rounds towards zero and returns +0 for denormal results and for -0.

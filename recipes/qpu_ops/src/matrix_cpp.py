@@ -1,6 +1,6 @@
 """Multiply a matrix by a vector on the QPUs: (H x W) times (W) gives H scores.
 
-Both operands must have the same dtype: float32, float64, float16 or bfloat16. Values of other dtypes than float32 are
+Both operands must have the same dtype: float32, float64, float16 or bfloat16. Values of dtypes other than float32 are
 rounded to float32 for the computation, and the scores are rounded to the operands' dtype. Any strides and any H and W
 are supported, including 0. The operands are not modified. If a row contains a value that is not finite (in float32),
 torch computes the score of this row on the CPU; if the vector contains such a value, torch computes all scores.

@@ -2,9 +2,9 @@
 
 Importing this module loads ``libcuda_ops.so``, which registers the operators with torch's dispatcher:
 ``cuda_ops.add2(a, b)`` calls ``torch.ops.cuda_ops.add2(a, b)``. The library uses torch's stable interface, so one
-library file supports torch 2.10 and later, and Python 3.10 and later. Tensors are float32, float16 or bfloat16, of any
-size and stride. All tensors of a call must be on the same CUDA device, or all on the CPU, where plain loops compute
-reference results. Invalid arguments raise RuntimeError with the reason.
+library file supports torch 2.10 and later, and Python 3.10 and later. Tensors must be float32, float16 or bfloat16; all
+sizes and strides are supported. All tensors of a call must be on the same CUDA device, or all on the CPU, where plain
+loops compute reference results. Invalid arguments raise RuntimeError with the reason.
 
 Reverse-mode gradients of any order are supported.
 """

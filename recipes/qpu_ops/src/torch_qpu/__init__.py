@@ -74,7 +74,7 @@ def check_finite(on: bool) -> None:
 
     QPUs do not follow IEEE 754 for these values. The check is off by default, because it reads the whole operand, and
     because fused kernels are then replaced by separate operators. The check is also on while
-    ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` is active and its ``check_nan`` is not False.
+    ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` is active, unless its ``check_nan`` is False.
     """
     _C.set_finite_only(on)
 

@@ -8,18 +8,18 @@ Prints a table to standard output. For each operator and size, it contains the t
     compute      the time of the kernels alone
     end to end   the time from CPU tensors to a CPU tensor: both copies, launches, and the kernels
 
-It also contains GFLOPS, GB/s, and the share of the limiting resource that is used. This resource is either arithmetic
-(96 floating-point operations per V3D clock) or memory (the bytes per clock that it can transfer in the emulator's model
-of the board).
+The table also contains GFLOPS, GB/s, and the share of the limiting resource that is used. This resource is either
+arithmetic (96 floating-point operations per V3D clock) or memory (the bytes per clock that it can transfer in the
+emulator's model of the board).
 
 A second table counts the launches of a training step for small networks and optimisers. On a board, every launch takes
 about 0.1 ms, regardless of what it computes.
 
-With QPUs, everything is measured. Without them, the emulator runs the kernels, and the columns marked *model* contain
-values from its model of a board (QPU_BOARD, by default a Pi 3). These values apply to the kernels alone, since the
-emulator does not model the CPU. Unless QPU_MODEL is set, each modelled share is given with the range of its values for
-QPU_MODEL=fast and QPU_MODEL=slow. CPU columns are always measured on the machine that runs this script, so on a PC they
-do not apply to a Pi's CPU. The output names the machine.
+If the machine has QPUs, all values are measured. Otherwise, the emulator runs the kernels, and the columns marked
+*model* contain values from its model of a board (QPU_BOARD, by default a Pi 3). These values apply to the kernels
+alone, since the emulator does not model the CPU. Unless QPU_MODEL is set, each modelled share is given with the range
+of its values for QPU_MODEL=fast and QPU_MODEL=slow. CPU columns are always measured on the machine that runs this
+script, so on a PC they do not apply to a Pi's CPU. The output names the machine.
 """
 
 from __future__ import annotations
