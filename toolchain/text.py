@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Return text in which all control characters except line ends and tabs are escaped in Python's notation.
+    """Return text in which unprintable characters, except line ends and tabs, are escaped in Python's notation.
 
-    A terminal interprets control characters, so a registry's or a program's output could change the display.
+    A terminal interprets control characters and marks of direction, so a registry's or a program's output could change
+    the display.
     """
     return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
 
