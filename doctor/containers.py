@@ -1,4 +1,4 @@
-"""Check the Docker engine: its version and storage, its disk, and a container for the target's platform."""
+"""Check the Docker engine: its version, its storage driver, the disk for its data, and an image for the target."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Generate docs/upstream-tests.md from the report on the torch wheel in this repository.
 
-``python -m flow.upstream_page REPORT`` copies a report that ``upstream-tests`` wrote next to the wheel, and writes the
-page; without REPORT, it only writes the page. To continue an interrupted run on another machine, copy the stored report
-to ``build/trixie-armhf/torch`` and repeat ``./inv upstream-tests``.
+``python -m flow.upstream_page REPORT`` copies REPORT, which ``upstream-tests`` wrote, to the folder of the wheel, and
+then writes the page. Without REPORT, it only writes the page. To continue an interrupted run on another machine, copy
+the stored report to ``build/trixie-armhf/torch`` and repeat ``./inv upstream-tests``.
 """
 
 from __future__ import annotations

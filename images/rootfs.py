@@ -369,7 +369,7 @@ def _mmdebstrap(
 
         def build(memory_mib: int) -> None:
             # A private mount namespace: no mount remains on the host. If there is enough memory, the tree is built in
-            # memory, because dpkg calls fsync often, and 32-bit programs cannot list every folder on ext4.
+            # memory, because dpkg calls fsync often, and emulated 32-bit programs cannot list some folders on ext4.
             apart = ["unshare", "--mount", "--propagation", "private", "--"]
             run(
                 [*apart, "sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib), *words, str(named), "-"],

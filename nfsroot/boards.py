@@ -156,7 +156,7 @@ class Boards:
         return None
 
     def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
-        """Record the addresses that are connected to the NFS server; return the new boards.
+        """Record the addresses of the NFS server's clients; return the boards that have newly mounted the tree.
 
         If a router assigns addresses, a board that has the firmware on a card is first detected by its NFS connection.
         """

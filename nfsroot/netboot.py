@@ -150,7 +150,8 @@ def _require_overlay(layout: Layout) -> None:
             "the exported tree does not support nfs.overlay",
             expected="an initramfs whose script nfs4 creates the overlay",
             found="an image from an earlier version of pitorch, or one that is not bootable",
-            fix="run ./inv build-image (image.profile: bootable) and ./inv export-nfsroot, or set nfs.overlay: false",
+            fix="set image.profile: bootable, then run ./inv build-image and ./inv export-nfsroot; or set "
+            "nfs.overlay: false",
         )
 
 

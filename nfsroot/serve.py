@@ -232,7 +232,7 @@ def serving_boards(
 
 def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
     """Return the folders that boards mount, and whether boards may write to each of them."""
-    # Boards that share a tree also need this folder without nfs.persistent: it stores their SSH host keys.
+    # Boards that share a tree need layout.boards even if nfs.persistent is empty: it stores their SSH host keys.
     return {layout.tree: False, layout.boards: True} if config.nfs.overlay else {layout.tree: True}
 
 

@@ -126,7 +126,7 @@ class TreeHash:
 
 
 def _walk(top: bytes) -> Iterator[bytes]:
-    """Yield paths relative to ``top``, starting with ``.``; links are not followed."""
+    """Yield ``.``, then the path of each file and folder below ``top``, relative to ``top``; do not follow links."""
     yield b"."
     waiting = [b""]
     while waiting:

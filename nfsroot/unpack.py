@@ -381,7 +381,7 @@ def _place_of(name: str, root: Path, links: Set[Path]) -> Path:
     if ".." in path.parts or any(folder in links or folder.is_symlink() for folder in folders):
         raise CommandFailed(
             "an entry in a layer of the image is unsafe",
-            expected="a path without .. in which no parent folder is a symbolic link",
+            expected="a path without '..' whose parent folders are not symbolic links",
             found=name,
             fix="rebuild the image, or use an image from a source that you trust",
         )

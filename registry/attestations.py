@@ -179,8 +179,8 @@ def _require_same_documents(found: Mapping[str, Mapping[str, Any]], name: str) -
         if listed.get(file) != sha256:
             raise SignatureRefused(
                 f"the bill of materials of {name} does not match the provenance",
-                expected=f"{file} with SHA-256 {listed.get(file) or 'as listed in the provenance'}",
-                found=f"SHA-256 {sha256}",
+                expected=f"SHA-256 {listed.get(file) or f'of {file} in the provenance'}",
+                found=f"{file} with SHA-256 {sha256}",
                 fix=_AGAIN,
             )
 

@@ -101,7 +101,7 @@ def push(configs: Sequence[Config]) -> tuple[list[Pushed], PushedIndex | None]:
     ``shared_reference``; engines use the index to select the image for their platform. The index is stored last, so an
     error leaves its tag unchanged. The configurations must differ only in their architecture.
 
-    The password comes from registry.credentials. Raises ReferenceNotFound if the engine does not have an image.
+    The password comes from registry.credentials. Raises ReferenceNotFound if the engine lacks one of the images.
     Also raises UserError, PlatformMismatch, AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed and
     EngineUnavailable.
     """

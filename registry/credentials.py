@@ -147,13 +147,12 @@ def _stored(host: str) -> Credentials | None:
             fix=f"install or unlock the credential helper, remove it from config.json, or {_BYPASS}",
         ) from fault
     except ValueError:
-        # The exception would quote the helper's output.
         raise AccessDenied(
             "Docker's credential helper failed",
             expected="a JSON object with Username and Secret",
             found="other output",
             fix=f"repair the helper that {_config_file()} names, or {_BYPASS}",
-        ) from None
+        ) from None  # the original exception quotes the helper's output, which may contain the password
     lowered = {name.lower(): value for name, value in (entry or {}).items() if isinstance(value, str)}
     user, password, token = (lowered.get(name, "") for name in ("username", "password", "identitytoken"))
     if not token and not (user and password):

@@ -78,7 +78,7 @@ def _parsed(content: bytes) -> ast.Module:
 
 @functools.lru_cache(maxsize=1024)
 def imported(content: bytes, package: str) -> frozenset[str]:
-    """Return all names in a file's import statements that may be modules, with the packages that contain them."""
+    """Return all imported names that may be names of modules, and the names of the packages that contain them."""
     names: set[str] = set()
     for node in ast.walk(_parsed(content)):
         if isinstance(node, ast.Import):

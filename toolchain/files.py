@@ -252,7 +252,7 @@ def require_owned(folder: Path) -> None:
         raise UserError(
             f"{folder} would be replaced, but pitorch did not create it",
             expected=f"a path that does not exist yet, an empty folder, or a folder with pitorch's marker {MARKER}",
-            found=f"a folder with {sum(1 for _ in folder.iterdir())} entries and no marker",
+            found=f"a folder without the marker; number of entries: {sum(1 for _ in folder.iterdir())}",
             fix="choose another folder, or empty this one yourself",
         )
 

@@ -82,7 +82,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Static:
-    """The static examination's result for a wheel."""
+    """The result of the static check of a wheel."""
 
     files: int
     functions: tuple[Function, ...]

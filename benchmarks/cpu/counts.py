@@ -107,7 +107,7 @@ def read(path: Path) -> dict[int, Region]:
         raise CommandFailed(
             "the program exited before it had written its complete list of translation blocks",
             expected=f"a complete list of blocks in {path}",
-            found=f"{len(lines)} lines, the last of which is not 'end'",
+            found=f"{len(lines)} lines, without 'end' as the last line",
             fix="read the program's output in benchmarks/logs in the build folder",
         )
     executed: dict[int, dict[int, int]] = {}

@@ -1,8 +1,8 @@
 """A session with the loader (``loader/loader.cpp``), which runs kernels and models on a board without a TVM runtime.
 
 The loader is compiled on the host, sent to the board for each session, and removed at the end of the session. The
-loader handles one request at a time. The host's deadline for a request is slightly later than the board's, so a board
-that misses the host's deadline is considered lost.
+loader handles one request at a time, and exits when the session's time limit is reached. For each request, the host
+waits slightly longer than this limit; if there is still no response, the board is considered lost.
 """
 
 from __future__ import annotations

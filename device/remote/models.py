@@ -221,7 +221,7 @@ def profile(
             f"{export} already exists",
             expected="--export set to a folder that does not exist yet",
             found="a folder" if export.is_dir() else "a file",
-            fix="delete the folder, or choose another one",
+            fix=f"delete {export}, or choose another folder",
         )
     with files.scratch_folder(config.build_root / "remote", "run") as scratch:
         environment = environments.ready_for_models(config)

@@ -89,7 +89,8 @@ def _server() -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory(prefix="pitorch-adb-") as name, tempfile.TemporaryFile() as log:
         path = Path(name) / "socket"
         words = [adb, "-L", f"localfilesystem:{path}"]
-        # start-server is not used: kill-server sometimes never returns, because adb can deadlock in its shutdown.
+        # The server is not started by start-server, because it would have to be stopped by kill-server, which sometimes
+        # hangs: adb can deadlock while it shuts down.
         with subprocess.Popen(
             [*words, "nodaemon", "server"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         ) as server:

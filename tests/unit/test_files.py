@@ -143,7 +143,7 @@ def test_only_our_own_or_empty_folders_are_replaced(tmp_path: Path) -> None:
     folder.mkdir()
     files.require_owned(folder)
     write(folder / "precious")
-    with pytest.raises(UserError, match="1 entries and no marker") as caught:
+    with pytest.raises(UserError, match="number of entries: 1") as caught:
         files.require_owned(folder)
     assert caught.value.exit_code == 10
     assert (folder / "precious").exists()

@@ -145,7 +145,7 @@ class _Builder:
         except (AttributeError, RuntimeError) as fault:
             raise NotRun(f"torch {self.torch.__version__} on the board has no operator {target}") from fault
 
-    # The layers, by the names of their ATen operators.
+    # Methods that create layers; ``_LAYERS`` maps ATen operators to these methods.
 
     def _weights(self, weight: Any, bias: Any) -> dict[str, Any] | None:
         """The layer's weight and, if the layer has one, its bias; None if either is not a constant."""

@@ -110,7 +110,7 @@ inline FloatExpr tanh(const FloatExpr& x) {
   return asFloat(asInt(r) | (asInt(x) & static_cast<int>(0x80000000U)));
 }
 
-// Selects `yes` in the elements where the mask holds, and `no` in the others. Both `yes` and `no`
+// Selects `yes` for the elements where the mask is true, and `no` for the others. Both `yes` and `no`
 // are evaluated.
 inline Float select(const BoolExpr& mask, const FloatExpr& yes, const FloatExpr& no) {
   Float r = no;

@@ -14,7 +14,7 @@ namespace qpu::compiler {
 // Sets of combinations of the flags N, Z and C. A combination is represented by bit 4 N + 2 Z +
 // C.
 struct FlagSets {
-  std::uint8_t yes = 0;  // combinations that are possible where the mask holds
+  std::uint8_t yes = 0;  // combinations that are possible where the mask is true
   std::uint8_t no = 0;
 
   FlagSets inverse() const { return {no, yes}; }
@@ -47,7 +47,7 @@ constexpr std::uint8_t flagsOf(isa::Cond c) {
   return 0;
 }
 
-// Returns a condition that holds exactly where the mask holds, if such a condition exists.
+// Returns a condition that holds exactly where the mask is true, if such a condition exists.
 constexpr std::optional<isa::Cond> condition(FlagSets f) {
   constexpr std::array<isa::Cond, 6> all = {isa::Cond::ZSet,   isa::Cond::ZClear,
                                             isa::Cond::NSet,   isa::Cond::NClear,

@@ -20,7 +20,7 @@ class MaskSelector {
     flags_ = {};
   }
   // Sets the flags so that they represent the mask. Returns the condition that holds where the
-  // mask holds.
+  // mask is true.
   isa::Cond setFlagsTo(ir::Value mask);
 
  private:
@@ -39,7 +39,7 @@ class MaskSelector {
   // Sets flags for the mask in the elements where `cond` holds.
   void setFlags(ir::Value mask, isa::Cond cond);
   static void test(Operation& o, isa::Cond cond);
-  // Computes the mask into a register. All bits of an element are set where the mask holds.
+  // Computes the mask into a register. All bits of an element are set where the mask is true.
   void materialise(ir::Value mask);
 
   const ir::Graph& graph_;
