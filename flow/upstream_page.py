@@ -109,7 +109,7 @@ def _reasons(results: Sequence[Result]) -> str:
 
 
 def _some(tests: Sequence[str]) -> str:
-    return f"`{tests[0]}`" + ("" if len(tests) == 1 else f" … `{tests[-1]}`")
+    return f"`{tests[0]}`" + ("" if tests[0] == tests[-1] else f" … `{tests[-1]}`")
 
 
 def _not_run(missing: Sequence[str]) -> str:
