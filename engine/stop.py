@@ -81,8 +81,8 @@ def end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
     """Stop the containerd of a killed dockerd and, if ``shims`` is true, its shims; yield a description of each.
 
     These processes are recognised by the path of the daemon's exec-root on their command line. Processes in another
-    root directory (a chroot or container) or mount namespace are left running: there, the same path belongs to another
-    daemon.
+    root directory (a chroot or container) or mount namespace are left running, because the same path belongs to another
+    daemon there.
     """
     marker = f"{daemon.exec_root}/containerd/"
     mounts = Path("/proc/self/ns/mnt").readlink()
