@@ -45,7 +45,7 @@ def stop_daemon(daemon: Daemon) -> str:
 
 
 def end_process(process: psutil.Process, name: str) -> None:
-    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if sudo is refused or the process does not exit."""
+    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if sudo fails or the process does not exit."""
     for number, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
         if not running(process):
             return

@@ -148,7 +148,7 @@ def _folder() -> Path:
 
 
 def _connect(modules: Sequence[str], idle_s: float, reason: str) -> socket.socket:
-    """Connect to the server, and start one if necessary. ``reason`` is the reason for the start, if known."""
+    """Connect to the server, and start it if necessary. ``reason`` is the reason for the start, if known."""
     folder = _folder()
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(contextlib.closing(_new_socket()))

@@ -144,7 +144,7 @@ class Kernel:
         self._last_error = raised
 
     def __call__(self, *arrays: Any) -> None:
-        """Run the kernel with ``arrays``, its inputs followed by its outputs.
+        """Run the kernel. ``arrays`` contains the kernel's inputs, followed by its outputs.
 
         If KernelError is raised, nothing was computed.
         """
