@@ -1,4 +1,4 @@
-"""Check the Docker engine: its version, its storage driver, the disk for its data, and an image for the target."""
+"""Check the Docker engine: its version, storage driver and disk space, and a trial build of an image for the target."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ EMULATOR_PACKAGES = "Debian 12: qemu-user-static; Debian 13: qemu-user qemu-user
 
 
 def native(check: str, target: Architecture) -> Finding | None:
-    """If this machine runs the target's programs natively, return the finding that no emulator is needed, else None."""
+    """Return a finding that no emulator is needed if this machine runs the target's programs natively, else None."""
     with contextlib.suppress(UserError):
         if host_architecture() == target:
             found = f"{target.debian} programs run natively on this machine: no emulator needed"
@@ -32,7 +32,7 @@ def check_registration(target: Architecture) -> Finding:
 
 
 def check_binfmt(entry: Path) -> Finding:
-    """Check the emulator's registration. With flag F, programs also run in containers that lack the emulator."""
+    """Check the emulator's registration. With flag F, emulated programs run even in containers without the emulator."""
     done = f"read {entry}"
     name = "binfmt flags"
     fix = "run ./inv --set-up as root to register it (in a container, start the container with --privileged)"
@@ -54,12 +54,12 @@ def check_binfmt(entry: Path) -> Finding:
 
 
 def check_mmap_min_addr(sysctl: Path) -> Finding:
-    """Check the lowest address that a process may map: the emulator must map 0x10000, where ARM programs start."""
+    """Check that the emulator may map the address 0x10000, where ARM programs start."""
     name, done = "vm.mmap_min_addr", f"read {sysctl}"
     try:
         value = int(sysctl.read_text())
     except (FileNotFoundError, ValueError):
-        # The emulator also reads this setting and exits if it does not exist:
+        # The emulator also reads this setting, and exits if the setting does not exist:
         # https://github.com/microsoft/WSL/issues/10049
         found = "the kernel lacks this setting, so qemu-user cannot place the guest's memory (seen on WSL 1)"
         return fail(name, done, found, "use WSL 2 or a Linux kernel")

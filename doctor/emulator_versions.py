@@ -62,7 +62,8 @@ def _package_version(program: Path) -> str:
 def _within(row: Mapping[str, Any], name: str, version: str) -> bool:
     """Return whether a version is within the range of a row in emulators.toml.
 
-    Every version matches a row without a range for ``name``. An empty string (an unknown version) is outside any range.
+    If the row has no range for ``name``, the result is True for every version. An empty string (an unknown version) is
+    outside any range.
     """
     low, high = row.get(f"{name}_from"), row.get(f"{name}_below")
     if not low and not high:

@@ -1,8 +1,9 @@
 """Run a build's operations on a small scale, to check whether this machine can build images.
 
-The checks run a 32-bit ARM program that also lists a directory. They build a container for the target's platform,
-compile and run another program, and verify the mirror's lists. Running an operation proves more than looking for a file
-or a version number. Problems are returned as findings and never raised: ``examine`` always returns the whole list.
+For example, the checks run a 32-bit ARM program that lists a directory, build a container image for the target's
+platform, cross-compile and run a program, and verify the mirror's package lists. Running an operation proves more than
+looking for a file or a version number. Problems are returned as findings, not raised as exceptions, so ``examine``
+always returns the complete list.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from toolchain.errors import ChecksFailed
 
 
 def examine(config: Config) -> list[Finding]:
-    """Run every check, in the order of the data flow. Start an engine if none is running."""
+    """Run the checks of this machine, the engine, the network and the servers. Start an engine if none is running."""
     folder, target = config.build_root, config.image.target
     with files.scratch_folder(resources.writable(folder), "doctor") as scratch:
         before: dict[str, Callable[[], Finding]] = {

@@ -1,4 +1,4 @@
-"""The outcome of a check."""
+"""The findings that checks return."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Run programs built for the target: small ARM programs (one also lists a directory) and a cross-compiled program.
 
-To 64-bit processes such as qemu-user, ext4 returns a 64-bit hash as the offset of a directory entry. An emulated 32-bit
-program whose C library stores this offset in a 32-bit field gets the error EOVERFLOW from readdir(3). Many programs
-treat this error as the end of the directory. An initramfs built under qemu-user on ext4 then lacks nearly all drivers,
-and no error is reported. See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and
+If a 64-bit process, such as qemu-user, reads a directory on ext4, the offset of each entry is a 64-bit hash. An
+emulated 32-bit program whose C library stores this offset in a 32-bit field gets the error EOVERFLOW from readdir(3).
+Many programs treat this error as the end of the directory. As a result, an initramfs built under qemu-user on ext4
+lacks nearly all drivers, although no error is reported. See https://sourceware.org/bugzilla/show_bug.cgi?id=23960 and
 https://lore.kernel.org/lkml/87bm56vqg4.fsf@mid.deneb.enyo.de/.
 """
 
@@ -113,7 +113,7 @@ def write_probe(folder: Path, architecture: str = "armhf") -> Path:
 
 
 def file_system(folder: Path) -> str:
-    """Return the file system type of the mount that a folder is on."""
+    """Return the type of the file system that contains a folder."""
     best = ("", "unknown")
     for mount in psutil.disk_partitions(all=True):
         if folder.resolve().is_relative_to(mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):

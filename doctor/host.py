@@ -21,7 +21,7 @@ def check_init() -> Finding:
 
 
 def check_rights() -> Finding:
-    """Check that the user is root or can use sudo: images are built, exported and served with root privileges."""
+    """Check that the user is root or can use sudo, because only root can build, export and serve images."""
     return _check_mounting() if os.geteuid() == 0 else _check_sudo()
 
 

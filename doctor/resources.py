@@ -43,7 +43,7 @@ def check_disk(folder: Path, *, wanted_mib: int = _DISK_WANTED_MIB, needed_mib: 
 
 
 def check_engine_disk(data_root: Path) -> Finding:
-    """Check the free space in the engine's folder."""
+    """Check the free space in the folder where the engine stores its data."""
     done = f"read the free space of {data_root}"
     free_mib = shutil.disk_usage(data_root).free >> 20
     found = f"{free_mib} MiB free; the images of a first build take up to {_DISK_NEEDED_MIB} MiB"
@@ -54,7 +54,7 @@ def check_engine_disk(data_root: Path) -> Finding:
 
 
 def on_another_disk(data_root: Path, folder: Path) -> bool:
-    """Return whether the engine's folder is on a different local disk from ``folder``; False if that is unknown."""
+    """Return whether ``data_root`` is on a different local disk from ``folder``, or False if this is unknown."""
     with contextlib.suppress(OSError):
         existing = next(place for place in (folder, *folder.parents) if place.exists())
         return data_root.is_dir() and data_root.stat().st_dev != existing.stat().st_dev
@@ -62,7 +62,7 @@ def on_another_disk(data_root: Path, folder: Path) -> bool:
 
 
 def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Finding:
-    """Check the free memory per compiler process. The number of processes is computed as in builds (toolchain.jobs)."""
+    """Check the free memory for each compiler process. As in builds, toolchain.jobs computes their number."""
     free_mib = available_memory_mib() if available_mib is None else available_mib
     cores = len(os.sched_getaffinity(0))
     fitting = free_mib // build.memory_per_job_mib

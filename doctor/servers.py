@@ -11,7 +11,7 @@ from toolchain import process
 
 
 def check_virtual_machine(emulator: str) -> Finding:
-    """Check QEMU's system emulator, the program ``emulator``.
+    """Check QEMU's system emulator. ``emulator`` is the name of its program.
 
     KVM is not checked, because it cannot run guests of another architecture.
     """

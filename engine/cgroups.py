@@ -1,8 +1,8 @@
 """Mount the cgroup hierarchies that dockerd needs.
 
-On a machine with systemd, systemd mounts these hierarchies. In a container without systemd, this module does the same
-as the cgroupfs-mount package: if no controller is bound to cgroups version 1, it mounts the unified hierarchy;
-otherwise, it mounts a hierarchy of version 1 for each bound controller.
+On a machine with systemd, systemd mounts these hierarchies. In a container without systemd, this module mounts them in
+the same way as the cgroupfs-mount package. If no controller is bound to cgroups version 1, the module mounts the
+unified hierarchy. Otherwise, it mounts a version 1 hierarchy for each bound controller.
 """
 
 from __future__ import annotations
@@ -46,4 +46,6 @@ def mount_missing(sudo: Sequence[str]) -> None:
     except FileNotFoundError:
         table = ""
     for argv in mount_commands(table, mounted):
-        process.run([*sudo, *argv], limit_s=30, fix="run this container with --privileged: dockerd needs cgroups")
+        process.run(
+            [*sudo, *argv], limit_s=30, fix="run this container with --privileged, because dockerd needs cgroups"
+        )

@@ -96,13 +96,13 @@ def connect_to(selection: Selection, *, timeout_s: float) -> docker.DockerClient
         with socket.socket(socket.AF_UNIX) as probe:
             probe.settimeout(timeout_s)
             probe.connect(str(_socket_path(address)))
-        # Creating the client sends a request, because it negotiates the API version.
+        # Creating the client sends a request to the engine, to negotiate the API version.
         return docker.DockerClient(base_url=address, timeout=int(timeout_s))
     except (docker.errors.InvalidConfigFile, AttributeError, TypeError) as fault:
-        # docker-py does not validate the file.
+        # docker-py does not validate the configuration file.
         raise EngineUnavailable(
             "docker's configuration file for this user cannot be read",
-            expected="a JSON object in config.json in ~/.docker or in the folder that DOCKER_CONFIG names",
+            expected="a JSON object in ~/.docker/config.json, or in config.json in the folder that DOCKER_CONFIG names",
             found=str(fault),
             fix="repair or remove this configuration file",
         ) from fault
@@ -159,7 +159,7 @@ def engine_lost(action: str, fault: BaseException) -> EngineUnavailable:
 def not_accessible(address: str) -> bool:
     """Return whether the socket exists but this user has no access to it."""
     path = _socket_path(address)
-    # If the folder is not accessible, Path.exists raises PermissionError; os.path.exists does not.
+    # If the folder is not accessible, Path.exists raises PermissionError, but os.path.exists returns False.
     return os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK)  # noqa: PTH110
 
 

@@ -43,14 +43,14 @@ _END_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Ran:
-    """The output of a command (stdout and stderr) and its duration."""
+    """The output (stdout and stderr) and the duration of a command."""
 
     output: str
     seconds: float
 
 
 def label() -> dict[str, str]:
-    """Return the label for this process's containers, which identifies the process and its PID namespace."""
+    """Return the label for this process's containers. The label identifies the process and its PID namespace."""
     return {_CREATOR: json.dumps({**record(psutil.Process()), "namespace": _namespace()})}
 
 

@@ -31,10 +31,9 @@ def build_environment(environ: Mapping[str, str] | None = None) -> dict[str, str
 def daemon_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment for a ``dockerd`` that pitorch starts, with the proxies from ``build_environment``.
 
-    ``all_proxy`` is omitted: if it names an HTTP proxy, dockerd ignores it; if it names a SOCKS proxy, dockerd uses it
-    in addition to ``http_proxy`` and ``https_proxy`` (observed with 20.10). The only SOCKS scheme that Go's HTTP
-    client supports is ``socks5``. With this scheme, the proxy resolves host names, as with ``socks5h`` in other
-    programs.
+    ``all_proxy`` is omitted, because dockerd ignores an HTTP proxy in this variable, and uses a SOCKS proxy in addition
+    to ``http_proxy`` and ``https_proxy`` (observed with 20.10). The only SOCKS scheme that Go's HTTP client supports is
+    ``socks5``. With this scheme, the proxy resolves host names, as with ``socks5h`` in other programs.
     """
     source = os.environ if environ is None else environ
     passed = {**source, **build_environment(source)}

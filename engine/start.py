@@ -194,9 +194,9 @@ def socket_group() -> int:
 
 
 def _refuse_second(daemon: Daemon) -> None:
-    """Raise EngineUnavailable if the recorded dockerd, or another one with the default paths, does not respond.
+    """Raise EngineUnavailable if the recorded dockerd, or another dockerd with the default paths, is still running.
 
-    That dockerd and its containerd are left running.
+    The running dockerd, which does not respond, and its containerd are not stopped.
     """
     recorded = daemon.recorded_process()
     if recorded is not None:

@@ -45,7 +45,7 @@ def stop_daemon(daemon: Daemon) -> str:
 
 
 def end_process(process: psutil.Process, name: str) -> None:
-    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if sudo is refused or the process does not exit."""
+    """Send SIGTERM, wait, then send SIGKILL. Raises UserError if sudo fails or the process does not exit."""
     for number, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
         if not running(process):
             return
@@ -81,8 +81,8 @@ def end_leftovers(daemon: Daemon, *, shims: bool = True) -> Iterator[str]:
     """Stop the containerd of a killed dockerd and, if ``shims`` is true, its shims; yield a description of each.
 
     These processes are recognised by the path of the daemon's exec-root on their command line. Processes in another
-    root directory (a chroot or container) or mount namespace are left running: there, the same path belongs to another
-    daemon.
+    root directory (a chroot or container) or mount namespace are left running, because the same path belongs to another
+    daemon there.
     """
     marker = f"{daemon.exec_root}/containerd/"
     mounts = Path("/proc/self/ns/mnt").readlink()

@@ -39,11 +39,11 @@ def main() -> None:
     b = te.compute((LENGTH,), lambda i: a[i] + 1.0, name="b")
     function = te.create_prim_func([a, b]).with_attr("global_symbol", "add_one")
 
-    # Compile it for the machine that runs it. [tvm.build(s, [A, B], "llvm -target=aarch64-linux-gnu", name="add_one")]
+    # Compile it for the chosen machine. [tvm.build(s, [A, B], "llvm -target=aarch64-linux-gnu", name="add_one")]
     target = Target("llvm") if options.local_demo else Target(board["target"])
     built = tvm.compile(tvm.IRModule({"add_one": function}), target=target)
 
-    # Link it here, so that the board needs no compiler. [lib.export_library("lib.tar"): linked on the board]
+    # Link the kernel here, so that the board needs no compiler. [lib.export_library("lib.tar"): linked on the board]
     linker = os.environ.get("CXX") or ("g++" if options.local_demo else f"{board['target']['mtriple']}-g++")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "lib.so")

@@ -63,7 +63,7 @@ def require_complete(sd: SdConfig) -> None:
 def user_data(sd: SdConfig, hostname: str) -> str:
     """Return the content of ``user-data``: cloud-config as JSON, which is also valid YAML.
 
-    If the settings name no user, nobody can log in: there is no default password.
+    If the settings name no user, nobody can log in, because no default password exists.
     """
     data: dict[str, Any] = {"hostname": hostname, "manage_etc_hosts": True, "users": [], "ssh_pwauth": False}
     if sd.user:

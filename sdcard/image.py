@@ -323,7 +323,7 @@ def root_size(counts: Mapping[str, int]) -> tuple[int, int]:
     """Return the size of a root's file system in MiB, and its number of inodes.
 
     ``counts`` is the result of ``TreeHash.counts``. The size includes free space. The number of inodes is sufficient
-    for at least a quarter more entries.
+    for at least a quarter more entries than the tree contains.
     """
     content = counts["bytes"] + (counts["files"] + counts["folders"]) * bmap.BLOCK
     size_mib = ((content + content // 16) >> 20) + _JOURNAL_MIB + _ROOT_FREE_MIB

@@ -35,7 +35,7 @@ class Written:
 def write_card(config: Config, device: Path, *, removable: bool = True) -> Written:
     """Write the configuration's card image to a block device, then read the device back and compare the content.
 
-    With ``removable``, only a card or USB device is accepted. Raises ArtefactMissing if there is no image;
+    If ``removable`` is true, only a card or USB device is accepted. Raises ArtefactMissing if there is no image;
     ArtefactDamaged if the image was changed or the device's content differs from the image; RootNeeded; UserError if
     the device is not suitable, for example because it is too small; or InUse if the device is mounted.
     """
@@ -128,5 +128,5 @@ def _compare(device: Path, blocks: bmap.BlockMap) -> None:
                     f"{device} does not contain what was written",
                     expected=f"SHA-256 {item.sha256} of blocks {item.first} to {item.last}",
                     found=f"{len(content)} bytes with another SHA-256",
-                    fix="use another card or reader: one of them is damaged, or the card's stated capacity is false",
+                    fix="use another card or reader: either may be damaged, or the card's stated capacity may be false",
                 )

@@ -9,7 +9,7 @@ on an emulated Pi. The server forks a process for every run. This process has th
 environment, standard streams and umask, receives the caller's signals, and exits with the script's status. Each user
 has one server per Python version. A server exits after half an hour without a run (``--idle=SECONDS``).
 
-The server does not import anything that ``./inv deploy`` installs. The next run therefore uses the current version of
+The server does not import anything that ``./inv deploy`` installs. Each run therefore uses the current version of
 the extension, of libqpu and of the script. If torch itself or a variable that affects the import (``OMP_NUM_THREADS``,
 ``PYTHONPATH`` …) has changed, the server is restarted, and a message reports the restart.
 
@@ -93,7 +93,7 @@ def _usage(error: str) -> int:
 
 
 def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S) -> int:
-    """Run ``SCRIPT ARGUMENT...`` or ``-c CODE ARGUMENT...`` with ``modules`` imported, and return its exit status.
+    """Run ``SCRIPT ARGUMENT...`` or ``-c CODE ARGUMENT...`` with ``modules`` imported, and return the exit status.
 
     If a signal killed the script, the status is 128 plus the signal number. Raises NotStarted.
     """
@@ -148,7 +148,7 @@ def _folder() -> Path:
 
 
 def _connect(modules: Sequence[str], idle_s: float, reason: str) -> socket.socket:
-    """Connect to the server, and start one if necessary. ``reason`` is the reason for the start, if known."""
+    """Connect to the server, and start it if necessary. ``reason`` is the reason for the start, if known."""
     folder = _folder()
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(contextlib.closing(_new_socket()))
@@ -174,7 +174,7 @@ def _try_connect(connection: socket.socket, folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _short_path(folder: Path) -> Iterator[str]:
-    """Provide a short path for a socket in any folder, because addresses are limited to 107 bytes (unix(7))."""
+    """Provide a short path for a socket in any folder. Socket addresses are limited to 107 bytes (unix(7))."""
     number = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{number}/socket"

@@ -1,6 +1,6 @@
 """Call TVM's compiled kernels on a board without TVM's runtime. Arguments are numpy arrays or torch tensors.
 
-``./inv profile-remote --target armv7 --keep FILE.so`` writes a library of kernels for these boards. If
+``./inv profile-remote --target armv7 --keep FILE.so`` writes a library of kernels that this module loads. If
 ``apache-tvm-ffi`` is installed (``./inv build-tvm-ffi``), a library exported by TVM itself also works::
 
     from pitorch import tvm
@@ -98,7 +98,7 @@ class Library:
     """The kernels in a file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        # The loader would search the system's libraries for a name without a folder.
+        # If the path were a name without a folder, the loader would search for it in the system's library folders.
         self.path = str(Path(path).resolve())
         self._library = _loaded(self.path)
         standalone = hasattr(self._library, "pitorch_raised")
@@ -144,7 +144,7 @@ class Kernel:
         self._last_error = raised
 
     def __call__(self, *arrays: Any) -> None:
-        """Run the kernel with ``arrays``, its inputs followed by its outputs.
+        """Run the kernel. ``arrays`` contains the kernel's inputs, followed by its outputs.
 
         If KernelError is raised, nothing was computed.
         """
@@ -175,8 +175,8 @@ def _loaded(path: str) -> ctypes.CDLL:
     except OSError as fault:
         if "TVMFFI" not in str(fault):
             raise KernelError(f"cannot load {path}: {fault}") from fault
-    # A library exported by TVM: tvm_ffi provides the missing symbols. Prevent tvm_ffi from compiling an extension for
-    # torch.
+    # TVM itself exported the library, so tvm_ffi provides the missing symbols. Prevent tvm_ffi from compiling an
+    # extension for torch.
     os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
     try:
         importlib.import_module("tvm_ffi")

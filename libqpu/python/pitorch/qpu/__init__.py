@@ -212,8 +212,8 @@ def disassemble(words: numpy.typing.ArrayLike) -> str:
 class Buffer:
     """Zero-filled memory that the CPU and the QPUs share. If kernels run on the QPUs, a buffer is GPU memory.
 
-    ``array`` accesses the memory directly. On hardware, the memory is uncached: copy whole arrays with ``write`` and
-    ``read``.
+    ``array`` accesses the memory directly. On hardware, the memory is uncached, so use ``write`` and ``read`` to copy
+    whole arrays.
     """
 
     def __init__(self, shape: int | Sequence[int], dtype: numpy.typing.DTypeLike = numpy.float32) -> None:
@@ -346,7 +346,10 @@ class Program:
         _require(_library().qpu_program_run(self._handle, qpus, words.ctypes.data_as(_WORDS32), words.size))
 
     def run_raw(self, uniforms: Sequence[Sequence[Argument]]) -> None:
-        """Run on one QPU per row of ``uniforms``. A row contains one QPU's uniforms. All rows have the same length."""
+        """Run the program on one QPU per row of ``uniforms``. All rows must have the same length.
+
+        Each row contains the uniforms of one QPU.
+        """
         if len({len(row) for row in uniforms}) > 1:
             raise ValueError("expected the same number of uniforms for each QPU")
         words = numpy.array([[_uniform(item) for item in row] for row in uniforms], dtype=numpy.uint32)
