@@ -64,7 +64,7 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
     """Load a kernel's file and create its arrays. ``size`` 0 selects the size that the file defines.
 
     A tolerance that the file defines for the target (``QPU_TOLERANCE``, ``OPENCL_TOLERANCE``) replaces ``TOLERANCE``,
-    because QPUs, for example, round towards zero.
+    because, for example, QPUs round towards zero.
 
     Raises a Fault of kind ``kernel`` that gives the line number of the error.
     """
