@@ -80,7 +80,7 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
 
 
 _drawing = threading.Lock()
-"""A lock for matplotlib's settings, which are global: each board in a lab has its own thread."""
+"""A lock for matplotlib's settings, which are global. In a lab, each board has its own thread."""
 
 
 def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:

@@ -43,7 +43,7 @@ class Kernel:
     """The result that the reference computes."""
     tolerance: tuple[float, float]
     operations: int
-    """The number of floating-point operations in one run; 0 if the file does not define it."""
+    """The number of floating-point operations in one run; 0 if the file does not define ``operations``."""
     source: ModuleType
 
     @property

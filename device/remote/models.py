@@ -56,7 +56,7 @@ class ModelProfile:
     peak_memory_bytes: int
     """The peak memory of the process on the board."""
     eager: tuple[Eager, ...]
-    """The same model in eager PyTorch on the same board, by precision."""
+    """The results of the same model in eager PyTorch on the same board, by precision."""
     emulated: bool
     note: str
 
