@@ -33,11 +33,12 @@ def check(
 ) -> list[dict[str, Any]]:
     """Check each link between the built files and the board: commit → image → export → tree → board.
 
-    ``checksums`` lists the files that the run deployed to the tree. If it is not empty, one more link is checked: that
-    the board reads these files.
+    ``checksums`` lists the files that the run deployed to the tree. If ``checksums`` is not empty, the function also
+    checks that the board reads these files.
 
-    Three cases are legitimate and do not break the chain: tests from a commit that has not been built, a pulled image
-    on a machine that also built one, and layers that were deployed to the tree of an older image.
+    Three legitimate cases do not break the chain: the commit of the tests has not been built; the tree was exported
+    from a pulled image, although this PC has also built an image; or layers were deployed to the tree of an older
+    image.
     """
     tree = Layout.of(config).tree
     facts: Mapping[str, Any] = export.facts if export is not None else {}
@@ -89,7 +90,8 @@ def check(
         equal("the board reads the files that the run deployed", listed, record.deployed_sha256)
     root = record.facts.get("root", "")
     if " nfs" in root:
-        # Only a warning: a server may export the tree under a different path. The tree's contents are compared above.
+        # A different path causes only a warning, because a server may export the tree under another path. The tree's
+        # contents are compared above.
         path = root.split()[0].partition(":")[2]
         equal("the board's root is the exported tree", str(tree), path, severity="warning")
     return checked
@@ -114,7 +116,7 @@ def _last_manifest(steps: Sequence[Manifest], name: str) -> Manifest | None:
 
 
 def _image_built(steps: Sequence[Manifest]) -> str:
-    """Return the ID of the last image that was built on this PC; empty if there is none."""
+    """Return the ID of the last image that was built on this PC, or an empty string if no image was built."""
     system = _last_manifest(steps, "system")
     return str(system.facts.get("image", "")) if system is not None else ""
 
@@ -128,7 +130,7 @@ def image_source(export: Manifest, steps: Sequence[Manifest]) -> Mapping[str, An
 
 
 def _layer(steps: Sequence[Manifest], name: str) -> Artefact | None:
-    """Return the layer that a step produced last; None if there is none."""
+    """Return the last layer that a step produced, or None if the step produced no layer."""
     step = _last_manifest(steps, name)
     layers = [item for item in step.artefacts if item.path.suffix == ".tar"] if step is not None else []
     return layers[0] if layers else None
@@ -154,10 +156,10 @@ def _compare_layer(tree: Path, layer: Artefact) -> tuple[str, bool | None]:
 
 
 def _different_paths(tree: Path, layer: Path) -> list[str]:
-    """Return the paths of the layer's files and symbolic links that the tree lacks, or that differ in the tree.
+    """Return the paths of the layer's files and symbolic links that are missing or different in the tree.
 
-    Bytecode files are ignored: Python checks them against the source, and a board that runs from the tree may write new
-    ones.
+    Bytecode files are ignored, because Python checks them against the source, and because a board that runs from the
+    tree may write new bytecode files.
     """
     different = []
     with tarfile.open(layer, "r:") as archive:

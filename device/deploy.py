@@ -5,12 +5,12 @@
 After a deployment, programs that a board starts from the tree over NFS use the new files. Programs that are already
 running continue to use the files that they have open. The rest of the tree is not changed.
 
-Each file is first written under a temporary name in its destination folder. After all files are written, they are
-renamed to their final names while signals are blocked. A deployment that is interrupted before the renames leaves the
-tree unchanged. Files that an earlier version of a layer installed are removed if the new version does not contain them.
-Finally, each file is read back, and the export's manifest records the new hash of the tree and the deployed layers. The
-image in the engine is not changed. To bring both the image and the tree up to date, run ``./inv build-image`` and
-``./inv export-nfsroot``.
+Each file is first written under a temporary name in its destination folder. When all files have been written, they are
+renamed to their final names, and signals are blocked during the renaming. A deployment that is interrupted before the
+renames leaves the tree unchanged. Files that an earlier version of a layer installed are removed if the new version
+does not contain them. Finally, each file is read back, and the deployed layers and the new hash of the tree are
+recorded in the export's manifest. The image in the engine is not changed. To bring both the image and the tree up to
+date, run ``./inv build-image`` and ``./inv export-nfsroot``.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ class Deployed:
 
     @property
     def checksums(self) -> str:
-        """The input of ``sha256sum --check`` for the deployed files. It omits byte code, which a board may rewrite."""
+        """The input of ``sha256sum --check`` for the deployed files.
+
+        Byte code is omitted, because a board may rewrite it.
+        """
         digests = {path: digest for change in self.changes for path, digest in change.digests.items()}
         return "".join(f"{digest}  /{path}\n" for path, digest in sorted(digests.items()) if not path.endswith(".pyc"))
 
@@ -105,9 +108,10 @@ class Deployed:
 def deploy(config: Config) -> Deployed:
     """Bring libqpu and the extension up to date and install them in the exported tree.
 
-    Raises RootNeeded, ArtefactMissing (no export), PlatformMismatch (the tree is for another architecture, contains the
-    other QPU library, or contains a build of torch other than the one that the extension was compiled against), InUse
-    (an export or another deployment is running), ArtefactDamaged, and the errors of the build steps.
+    Raises PlatformMismatch if the tree is for another architecture, contains the other QPU library, or contains a build
+    of torch that the extension was not compiled against. Raises InUse if an export or another deployment is running,
+    and ArtefactMissing if there is no export. Also raises RootNeeded, ArtefactDamaged, and the errors of the build
+    steps.
     """
     process.require_root("to write into the exported tree", "./inv deploy")
     began = time.monotonic()
@@ -208,7 +212,7 @@ def put(
     """Install layers (uncompressed tar archives of parts of a root filesystem) in an exported tree.
 
     ``owned_prefixes`` are folders that only these layers write to. In these folders, files that no layer contains are
-    removed. If the tree has the RECORD of an earlier version of a layer's wheel, files that this RECORD lists are also
+    removed. If the tree contains an earlier version of a layer's wheel, the files in that version's RECORD are also
     removed unless a layer contains them. The byte code of replaced modules is removed as well.
 
     ``wheels`` maps a layer's file name to the wheel from which the layer was made; the tree's manifest records that
@@ -267,7 +271,7 @@ def put(
 
 @dataclass(frozen=True)
 class _Item:
-    """A file or link in a layer: its destination, and the temporary file with its new content (None if unchanged)."""
+    """A file or link in a layer. ``staged`` is the temporary file with the new content; None if nothing changes."""
 
     destination: Path
     staged: Path | None
@@ -292,7 +296,7 @@ def _locked(layout: Layout) -> Iterator[None]:
 def _stage(tree: Path, layer: Artefact, cleanup: contextlib.ExitStack) -> dict[str, _Item]:
     """Create a layer's folders and write each changed file under a temporary name next to its destination.
 
-    Returns the items by path, in the layer's order.
+    Returns a mapping from paths to items, in the layer's order.
     """
     layer.verify()
     content: dict[str, _Item] = {}
@@ -390,7 +394,7 @@ def _verify(path: str, item: _Item) -> None:
 
 
 def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes: Sequence[str]) -> list[str]:
-    """Return the files that an earlier version of the layer installed but this version does not contain."""
+    """Return the files that an earlier version of the layer installed and that this version does not contain."""
     found: set[str] = set()
     for prefix in (item.strip("/") for item in prefixes):
         if not any(path.startswith(f"{prefix}/") for path in content):
@@ -403,7 +407,8 @@ def _stale(tree: Path, content: Mapping[str, _Item], current: set[str], prefixes
         if match := re.fullmatch(r"(?P<site>.+)/(?P<name>[^/]+?)-[^/-]+\.dist-info/RECORD", path):
             for record in follow(tree, match["site"]).glob(f"{match['name']}-*.dist-info/RECORD"):
                 found |= _files_in_record(tree, match["site"], record)
-        # Layers have fixed timestamps, so Python could use the old source's byte code for the new source.
+        # Files in layers have fixed timestamps, so Python could run the old source's byte code instead of the new
+        # source.
         found |= _byte_code(tree, path)
     return sorted(path for path in found if path not in current and not re.search(r"/\.[^/]+\.\d+\.part$", path))
 

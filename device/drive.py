@@ -1,4 +1,4 @@
-"""pytest plugin that runs the device suite on a board through a labgrid target and reports the results locally.
+"""A pytest plugin that runs the device suite on a board through a labgrid target and reports the results locally.
 
     pytest --lg-env ENVIRONMENT tests/device
 
@@ -107,7 +107,7 @@ class DeviceSession:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
-        """Skip the local collection, because the board collects the tests."""
+        """Skip the local collection of tests, because the board collects them."""
         self.session = session
         return True
 
@@ -316,9 +316,10 @@ class DeviceSession:
         self.current = ""
 
     def _abort(self, reason: str, not_run: str) -> None:
-        """Report an error for the current test (or the whole suite), and for each test without a result.
+        """Report an error for the current test and for each test without a result.
 
-        ``reason`` is the error text for the current test; ``not_run`` is the error text for all other tests.
+        If no test is running, the first error is reported for the whole suite. ``reason`` is the text of the first
+        error; ``not_run`` is the text of all other errors.
         """
         tail = "\n".join(["", "--- last lines of the board's output ---", *self.last_lines]) if self.last_lines else ""
         self._fail(self.current or "device::suite", reason + tail)
@@ -339,7 +340,7 @@ class DeviceSession:
             self.record.write(json.dumps({"pitorch": pitorch, **content}) + "\n")
 
     def _exit(self, fault: BaseException) -> NoReturn:
-        """Record a user error, and end pytest with the exit code of the error. Any other exception is raised again."""
+        """Record a UserError and end pytest with the error's exit code. Any other exception is raised again."""
         if not isinstance(fault, UserError):
             raise fault
         self._note(

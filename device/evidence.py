@@ -1,24 +1,24 @@
 """The evidence of a run: one JSON file that links the source code to the results from the board.
 
-Schema 1. Each value is read from its authoritative source. A value that could not be determined is empty, never
-guessed.
+Schema 1. Each value is read from its authoritative source. A value that could not be determined is left empty rather
+than guessed.
 
 ``schema``      1
-``made``        the time when the run ended, UTC, ISO 8601
+``made``        the time at which the run ended (UTC, ISO 8601)
 ``source``      where the tests come from: ``commit`` (40 hex digits, or empty outside a git checkout), ``dirty``
                 (whether there are uncommitted changes) and ``changes`` (the uncommitted changes)
 ``target``      ``label``, ``flavour``, ``suite``, ``architecture``
 ``steps``       the build's steps: ``step``, ``key`` (SHA-256 of its inputs), ``seconds``, ``warnings``, ``artefacts``
                 (``name``, ``size`` in bytes, ``sha256``) and the ``source`` (``commit``, ``dirty``) of the build
 ``image``       the exported image: ``reference``, ``id``, registry ``digests``, the ``source`` that it was built from,
-                and ``left_out`` (the pockets that it lacks, because their index could not be verified)
+                and ``left_out`` (the pockets that the image lacks because their index could not be verified)
 ``wheels``      the wheels in the tree, as recorded by the build of its image and by ``deploy``: ``name``, ``size``,
-                ``sha256``. If the tree may contain other wheels, for example because its image was not built here,
-                ``wheels_unknown`` states the reason; otherwise it is empty
+                ``sha256``. ``wheels_unknown`` states why the tree may contain other wheels, for example because its
+                image was not built on this PC; ``wheels_unknown`` is empty if all wheels are known
 ``rootfs``      the exported tree: ``path``, ``sha256`` (the hash of names, owners, modes and contents),
-                ``image_tree_sha256`` (the same hash of the tree in the image), ``counts``, the audit's ``findings``,
-                the layers that were ``deployed`` after the export, and the ``source`` of the export (``commit``,
-                ``dirty``)
+                ``image_tree_sha256`` (the corresponding hash for the image's tree), ``counts``, the audit's
+                ``findings``, the layers that were ``deployed`` after the export, and the ``source`` of the export
+                (``commit``, ``dirty``)
 ``device``      the facts that the board reported (``device.onboard.facts``), and facts about the run: ``access``,
                 ``boot_seconds``, ``through`` (``boot`` or ``enter-nfsroot``), ``execution``, ``execution_reason``, and
                 for a virtual machine ``init`` and ``cpu``
@@ -31,12 +31,12 @@ guessed.
                 ``seconds``, ``text``)
 ``timing``      the timing document from the board (``tests/device/timing.py``), or ``{"reason": …}`` if there is none
 
-``execution`` is ``emulation`` if this program started the machine in QEMU or the device tree's ``compatible`` strings
-contain "virt" or "qemu". ``execution`` is ``hardware`` if the board's device tree names a Raspberry Pi and contains the
-revision code and the serial number that a Pi's firmware writes. In all other cases, ``execution`` is ``unverified``.
-Only results whose ``execution`` is ``hardware`` count as measured on hardware. If QEMU's machine raspi2b uses the
-device tree of a kernel package, the machine reports the model name, but neither a revision code nor a serial number. A
-deliberately forged device tree is not detected.
+``execution`` is ``emulation`` if this program started the machine in QEMU, or if the device tree's ``compatible``
+strings contain "virt" or "qemu". ``execution`` is ``hardware`` if the board's device tree names a Raspberry Pi and
+contains the revision code and the serial number that a Pi's firmware writes. In all other cases, ``execution`` is
+``unverified``. Only results whose ``execution`` is ``hardware`` count as measured on hardware. If QEMU's machine
+raspi2b uses the device tree of a kernel package, the machine reports the model name, but neither a revision code nor a
+serial number. A deliberately forged device tree is not detected.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def tools(config: Config) -> dict[str, str]:
 
 
 def _steps(config: Config, layout: Layout) -> list[Manifest]:
-    """Return the manifests of the build steps, oldest first. Manifests that a build removes meanwhile are omitted."""
+    """Return the manifests of the build steps, oldest first. Manifests that a concurrent build removes are omitted."""
     found = []
     for path in config.target_root.glob(f"*{MANIFEST_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):

@@ -31,8 +31,8 @@ LOGIN_LIMIT_S = 300.0
 """The time limit for the login to a system that is already running."""
 
 _HEADER = """\
-# labgrid environment, written by pitorch from invoke.yaml. Edit that file instead. To run the suite with this
-# environment: pytest --lg-env THIS_FILE tests/device
+# labgrid environment that pitorch generated from invoke.yaml. Edit invoke.yaml instead of this file. To run the suite
+# with this environment, run: pytest --lg-env THIS_FILE tests/device
 """
 
 DRIVERS: Mapping[str, str] = {
@@ -71,14 +71,15 @@ class RemoteBoard:
 
 
 def own_user() -> str:
-    """Return the user name in labgrid; under sudo, the name of the user who ran sudo."""
+    """Return the user name for labgrid, which under sudo is the name of the user who ran sudo."""
     return os.environ.get("LG_USERNAME") or os.environ.get("SUDO_USER") or getpass.getuser()
 
 
 def client_environment(coordinator: str) -> dict[str, str]:
     """Return environment variables for labgrid's programs.
 
-    One variable contains the user's name. The other prevents connections to the coordinator from using an HTTP proxy.
+    ``LG_USERNAME`` contains the user's name, and ``no_grpc_proxy`` prevents connections to the coordinator from using
+    an HTTP proxy.
     """
     return {"no_grpc_proxy": coordinator.rpartition(":")[0].strip("[]"), "LG_USERNAME": own_user()}
 
@@ -196,7 +197,7 @@ def _bare_system(config: Config) -> Layout:
 
 
 def _addresses(host: str) -> list[str]:
-    """Return the IPv4 addresses of a host; none if only ssh's configuration defines the name."""
+    """Return the IPv4 addresses of a host, or an empty list if only ssh's configuration defines the name."""
     try:
         return sorted({str(item[4][0]) for item in socket.getaddrinfo(host, None, socket.AF_INET)})
     except OSError:

@@ -1,10 +1,12 @@
-"""Describe the board, run pytest once and time the kernels. The board runs this program in a folder with the tests.
+"""Describe the board, run pytest once and time the kernels.
+
+The board runs this program in the folder that contains the tests.
 
 The program requires only Python 3.11 or later and pytest. All tests run in a single process, because on an emulated
 board, starting Python again takes as long as running a hundred tests.
 
-The program prints its results to standard output as lines of JSON. Each line is an object; the value of its key
-``pitorch`` is the type of the line. All other output goes to standard error. The lines, in order:
+The program prints its results to standard output as lines of JSON. Each line is an object whose key ``pitorch``
+contains the type of the line. All other output goes to standard error. The program prints these lines, in this order:
 
     {"pitorch": "facts", …}                       the board, see ``facts``
     {"pitorch": "collected", "nodeids": […]}      the tests that pytest will run
@@ -81,7 +83,7 @@ def facts() -> dict[str, Any]:
 
 
 def firmware(tree: Path = Path("/proc/device-tree")) -> dict[str, str]:
-    """Return the values that only a Pi's firmware writes to the device tree: revision code (hex) and serial number.
+    """Return the revision code (hex) and the serial number, which only a Pi's firmware writes to the device tree.
 
     The device trees in kernel packages contain neither value, so an emulator that uses one of these device trees
     reports only the Pi's model name.
@@ -115,7 +117,7 @@ def _version(name: str) -> str:
 
 
 def _record(name: str) -> str:
-    """Compute the SHA-256 of a wheel's RECORD, which contains the hashes of all its files."""
+    """Compute the SHA-256 of a wheel's RECORD, which contains the hashes of all files in the wheel."""
     try:
         text = importlib.metadata.distribution(name).read_text("RECORD")
     except importlib.metadata.PackageNotFoundError:
@@ -151,7 +153,7 @@ def _qpu_info() -> Any:
 
 
 class Reporter:
-    """Pytest plugin that reports the start and end of each test."""
+    """A pytest plugin that reports the start and end of each test."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -202,8 +204,8 @@ def _reason(text: str) -> str:
 def absent_components(path: Path) -> list[str]:
     """Find the image components that a test file imports but that are not installed.
 
-    A test file cannot itself skip its tests if a component is missing, because it imports the components at its top. A
-    component that is installed but cannot be imported is broken, not missing, and fails the suite.
+    A test file cannot skip its own tests if a component is missing, because the imports at the top of the file fail
+    first. A component that is installed but cannot be imported is broken, not missing, and fails the suite.
     """
     tree = ast.parse(path.read_text(), str(path))
     imported: set[str] = set()

@@ -80,7 +80,7 @@ def chart(timing: Mapping[str, Any], label: str) -> str:
 
 
 _drawing = threading.Lock()
-"""A lock for matplotlib's settings, which are global: each board in a lab has its own thread."""
+"""A lock for matplotlib's settings, which are global. In a lab, each board has its own thread."""
 
 
 def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: int) -> str:
@@ -163,7 +163,7 @@ def svg(charts: Mapping[str, Sequence[Series]], *, height: int, legend_columns: 
 
 
 def timing_table(timing: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row per matrix width: measured and published seconds, and the QPU kernel's speed-up over the CPU."""
+    """Return a row per matrix width, with measured and published times and the QPU kernel's speed-up over the CPU."""
     published = {row["width"]: row for row in timing.get("published", {}).get("rows", ())}
     by_width: dict[int, dict[str, Mapping[str, Any]]] = {}
     for row in timing.get("rows", ()):
@@ -219,7 +219,7 @@ def short(digest: str) -> str:
 
 
 def flat(value: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Convert nested mappings and lists to table rows of a name and a value."""
+    """Convert nested mappings and lists to table rows, each of which contains a name and a value."""
     if isinstance(value, Mapping):
         return [row for key, item in value.items() for row in flat(item, f"{prefix}{key} · ")]
     if isinstance(value, (list, tuple)):

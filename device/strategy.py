@@ -148,7 +148,7 @@ class BoardStrategy(Strategy):  # type: ignore[misc]
             self.target.deactivate(self.server)
 
     def _switch(self, text: str, action: Callable[[], object]) -> None:
-        """Switch the power. labgrid's power models raise different exceptions; all become UserError."""
+        """Switch the power. labgrid's power models raise different exceptions, which are all converted to UserError."""
         which = _port_of(self.power)
         self._record("power", f"{text}: {which}")
         try:
@@ -180,7 +180,7 @@ def _port_of(power: Any) -> str:
 
 
 def cause_of(error: StrategyError) -> BaseException:
-    """Return the cause of the error: the first UserError in its chain of causes, else the innermost exception."""
+    """Return the first UserError in the error's chain of causes, or the innermost exception if there is none."""
     fault: BaseException = error
     while (inner := fault.__cause__) is not None:
         fault = inner

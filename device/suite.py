@@ -67,21 +67,22 @@ def test_on_pi(
 
     ``host`` ([USER@]HOST[:PORT]) is a running board; the default is ``device.host``. If neither ``host`` nor
     ``device.host`` is set, or if ``qemu`` is set, the suite runs in a virtual machine. With ``chroot``, the board
-    enters the exported tree with enter-nfsroot and runs the suite there: a ``host`` enters the tree from its own
-    system, and the virtual machine enters it from a bare system (nfsroot.bare_system). ``init`` (lean or systemd) and
-    ``cpu`` (a CPU model that QEMU supports) apply to the virtual machine only. ``keyword`` selects tests, like pytest's
-    ``-k``. ``suite`` is a folder of tests to run instead of ``tests/device``. ``place`` is a board in a lab that this
-    user holds; it replaces ``host``. ``folder`` replaces the report folder. ``test_files`` selects the test files that
-    this board runs. With ``test_files``, a run in which no test passed is not an error. ``checksums`` lists the files
-    that the caller has deployed to the board's tree, as input for ``sha256sum --check``; the board must read these
-    files.
+    enters the exported tree with enter-nfsroot and runs the suite there. A ``host`` enters the tree from its own
+    system, and the virtual machine enters the tree from a bare system (nfsroot.bare_system). ``init`` (lean or systemd)
+    and ``cpu`` (a CPU model that QEMU supports) apply to the virtual machine only. ``keyword`` selects tests, like
+    pytest's ``-k``. ``suite`` is a folder of tests to run instead of ``tests/device``. ``place`` is a board in a lab
+    that this user holds; it replaces ``host``. ``folder`` replaces the report folder. ``test_files`` selects the test
+    files that this board runs. With ``test_files``, a run without failures is successful even if no test passed.
+    ``checksums`` lists the files that the caller has deployed to the board's tree, as input for ``sha256sum --check``;
+    the board must read these files.
 
     The report is written even if tests fail, or if the board cannot be switched off after the tests. Raises
-    DeviceTestsFailed if a test failed or none ran; ChainBroken if all tests passed but the tested files are not the
-    files that were built, or if the board does not read the deployed files; InUse if another run writes to the same
-    report; ArtefactMissing if there is no exported tree; RootNeeded if the tree must be served; DiskFull if the disk is
-    too full for the report; CommandFailed if pytest fails on this PC, before or after the tests; BoardSilent;
-    AccessDenied; and UserError, for example if ``keyword`` is not a valid expression.
+    DeviceTestsFailed if a test failed or none ran. Raises ChainBroken if all tests passed but the tested files are not
+    the files that were built, or if the board does not read the deployed files. Raises InUse if another run writes to
+    the same report, and DiskFull if the disk is too full for the report. Raises ArtefactMissing if there is no exported
+    tree, and RootNeeded if the tree must be served. Raises CommandFailed if pytest fails on this PC, before or after
+    the tests. Also raises BoardSilent, AccessDenied and UserError, for example if ``keyword`` is not a valid
+    expression.
     """
     if host is not None and qemu:
         raise UserError(
@@ -278,7 +279,8 @@ def _error_from_record(recorded: Mapping[str, Any]) -> UserError:
 def _require_expression(keyword: str) -> None:
     """Raise UserError for an invalid -k expression, which the board's pytest would reject only after the boot.
 
-    pytest has no public function for this check. A private one can be used, because pytest's release is pinned.
+    pytest has no public function for this check. A private function can be used, because the version of pytest is
+    pinned.
     """
     from _pytest.mark.expression import Expression
 

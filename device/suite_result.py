@@ -85,7 +85,8 @@ class Paths:
 def label_junit(path: Path, document: Mapping[str, Any]) -> None:
     """Add properties to the JUnit file.
 
-    They state the machine, the tested commit and image, and the links of the chain (``device.chain``) that do not hold.
+    The properties state the machine, the tested commit and image, and the links of the chain (``device.chain``) that do
+    not hold.
     """
     if not path.is_file():
         return

@@ -1,8 +1,8 @@
 """labgrid resources and drivers for a board: an exported tree, its NFS server, a virtual machine, a console, and SSH.
 
-labgrid's QEMUDriver is not used: it waits indefinitely for QEMU to open the console and reads the console only on
-request, so a failed boot would produce no error and no log. VirtualBoardDriver uses ``nfsroot.qemu`` instead.
-labgrid's SSHDriver accepts any host key; PinnedSSHDriver accepts only the expected one.
+labgrid's QEMUDriver is not used, because it waits indefinitely for QEMU to open the console and reads the console only
+on request. A failed boot would therefore produce no error and no log. VirtualBoardDriver uses ``nfsroot.qemu`` instead.
+labgrid's SSHDriver accepts any host key; PinnedSSHDriver accepts only the expected key.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class VirtualBoardDriver(Driver):  # type: ignore[misc]
 class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
     """labgrid's SerialDriver with a thread that records the console's output while the driver is active.
 
-    If reading fails, the port is opened again, because a console server may not respond while the board is off. A
-    console that cannot be read does not make a run fail.
+    If reading fails, the port is opened again, because a console server may not respond while the board is off. A run
+    does not fail if the console cannot be read.
     """
 
     console: str = attr.ib(default="", validator=_text)
@@ -200,7 +200,7 @@ class ConsoleRecorder(SerialDriver):  # type: ignore[misc]
 
     def open(self) -> None:
         """Start recording."""
-        # labgrid composes the URL of an IPv6 address without brackets.
+        # labgrid omits the brackets around an IPv6 address in a URL, so they are added here.
         self.serial.port = re.sub(r"//(.*:.*)(:\d+)", r"//[\1]\2", self.serial.port)
         log, ended = Path(self.console), threading.Event()
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -25,10 +25,11 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
 
     ``filters`` are the tags that the place must have; ``{"name": NAME}`` selects the place with that name.
 
-    labgrid's reservations form a queue, so users get a board in the order of their requests.
+    labgrid's reservations form a queue, so users get boards in the order of their requests.
 
-    Raises UserError if no place has the tags or the board's exporter is not running; InUse, with the holder's name, if
-    no board is free within ``limit_s`` seconds; and NetworkUnreachable if the coordinator does not respond.
+    Raises UserError if no place has the tags or the board's exporter is not running. Raises InUse, which names the
+    holder, if no board is free within ``limit_s`` seconds. Raises NetworkUnreachable if the coordinator does not
+    respond.
     """
     _require_match(coordinator, filters)
     words = [f"{key}={value}" for key, value in filters.items()]

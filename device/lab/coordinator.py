@@ -1,8 +1,8 @@
 """A client for labgrid's coordinator that reads and changes places and reservations.
 
 Requests that need a session (reserve, acquire) are sent through the program labgrid-client, which opens the session.
-Most other requests call labgrid's gRPC interface directly: a call takes milliseconds, while labgrid-client takes a
-second to start.
+Most other requests are sent directly to labgrid's gRPC interface, because a gRPC call takes milliseconds, whereas
+labgrid-client takes a second to start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CALL_LIMIT_S = 15.0
 
 
 def own_name() -> str:
-    """The name under which this user holds places, ``HOST/USER``, as labgrid-client determines it."""
+    """The name (``HOST/USER``) under which labgrid-client acquires places for this user."""
     return f"{os.environ.get('LG_HOSTNAME', socket.gethostname())}/{own_user()}"
 
 
@@ -38,8 +38,7 @@ def own_name() -> str:
 class Place:
     """A place.
 
-    ``holder`` is ``HOST/USER``, or empty if nobody holds the place; ``since`` is the time of the last change, in Unix
-    seconds.
+    ``holder`` is ``HOST/USER``, or empty if nobody holds the place; ``since`` is the Unix time of the last change.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Coordinator:
         }
 
     def exported(self) -> dict[str, frozenset[str]]:
-        """Map each ``EXPORTER/GROUP`` to the classes of the resources that it offers."""
+        """Return a mapping from each ``EXPORTER/GROUP`` to the classes of the group's resources."""
         found: dict[str, frozenset[str]] = {}
         for line in self.client("complete", "resources").output.split():
             group, _, kind = line.rpartition("/")

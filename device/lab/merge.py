@@ -38,8 +38,8 @@ class Outcome:
     """The result on one board.
 
     ``document`` is the board's evidence. If ``document`` is empty, the suite did not run on the board, and ``error``
-    says why. If both are set, the suite ran, but a test failed or another error occurred: for example, the board has
-    files that were not built on this PC.
+    says why. If ``document`` and ``error`` are both set, the suite ran, but a test failed or another error occurred;
+    for example, the board had files that were not built on this PC.
     """
 
     board: str
@@ -61,7 +61,7 @@ class Outcome:
 
     @classmethod
     def of(cls, board: str, paths: Paths, error: str, files: tuple[str, ...] = (), turn: int = 1) -> Outcome:
-        """The outcome of a run that has just ended, whether or not it wrote evidence."""
+        """The outcome of a run that has just ended, even if the run wrote no evidence."""
         made = cls(board=board, paths=paths, error=error, files=files, turn=turn)
         if not paths.evidence.is_file():
             return made
@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """The board's name, followed by the turn if it is not the first one."""
+        """The board's name, followed by the turn unless this is the first turn."""
         return self.board if self.turn == 1 else f"{self.board}, turn {self.turn}"
 
     @property
@@ -106,7 +106,10 @@ class Outcome:
 
     @property
     def without_result(self) -> list[str]:
-        """The tests that did not run on this board: all assigned tests if the board has no evidence."""
+        """The tests that did not run on this board.
+
+        If the board has no evidence, these are all tests assigned to it.
+        """
         if not self.document:
             return list(self.files)
         return [test["nodeid"] for test in self.document["results"]["tests"] if test["text"] in _NOT_RUN]
@@ -145,7 +148,7 @@ def folder_of(board: str, turn: int) -> str:
 
 
 class Row(NamedTuple):
-    """One test, with its outcome on each board (None where it did not run)."""
+    """A test and its outcome on each board, which is None if the test did not run there."""
 
     nodeid: str
     cells: tuple[Mapping[str, Any] | None, ...]
@@ -291,7 +294,10 @@ def chart(outcomes: Sequence[Outcome]) -> str:
 
 
 def junit(outcomes: Sequence[Outcome]) -> ElementTree.Element:
-    """One test suite per board. Each class name begins with a board's name, so that tests are counted per board."""
+    """Return the merged JUnit document, in which each board has a test suite.
+
+    Each class name begins with a board's name, so that tests are counted per board.
+    """
     top = ElementTree.Element("testsuites", name="lab")
     for outcome in outcomes:
         if not outcome.suites:

@@ -19,7 +19,7 @@ _PAUSE_S = 2.0
 
 
 def main(address: str, place: str, holder: str, token: str) -> int:
-    """Cancel the reservation and release the place, with retries for ``LIMIT_S`` seconds. Return the exit status."""
+    """Cancel the reservation and release the place, retrying for up to ``LIMIT_S`` seconds. Return the exit status."""
     from device.lab.coordinator import Coordinator
     from toolchain.errors import NetworkUnreachable, UserError
 

@@ -169,9 +169,9 @@ def _in_turns(
 ) -> list[Outcome]:
     """Run the test files on the held boards, then the tests without a result on the boards that still respond.
 
-    A board that has left a test without a result is not used again, so there are at most as many rounds as boards. The
-    test that was running when a board stopped responding counts as an error. It is not retried, because it may be the
-    cause.
+    A board that has left a test without a result is not used again, so there are at most as many turns as boards. The
+    test that was running when a board stopped responding counts as an error. This test is not retried, because it may
+    have caused the failure.
     """
     boards, turn = list(held), 1
     done: list[Outcome] = []
@@ -247,7 +247,7 @@ def _on_boards(lab: Lab, names: Sequence[str], how: How) -> merge.Merged:
 
 
 def _in_parallel(names: Collection[str], action: Callable[[str], _Result]) -> dict[str, _Result]:
-    """Run an action on all boards in parallel; return its results.
+    """Run an action on all boards in parallel, and return the results by board.
 
     After Ctrl-C, all actions are stopped before the exception is raised.
     """
@@ -289,7 +289,7 @@ def _board_folder(config: Config, name: str, how: How) -> Path:
 
 
 def _outcome(lab: Lab, name: str, how: How, held: Place | None = None) -> Outcome:
-    """Run the suite on one board; return the outcome.
+    """Run the suite on one board, and return the outcome.
 
     The board is acquired unless it is already ``held``. An error becomes part of the outcome and does not end the runs
     on other boards.
@@ -315,7 +315,7 @@ def _outcome(lab: Lab, name: str, how: How, held: Place | None = None) -> Outcom
 
 @contextlib.contextmanager
 def _acquired(lab: Lab, filters: Mapping[str, str], limit_s: float | None = None) -> Iterator[Place]:
-    """Hold a board. Wait for the board for up to ``limit_s`` seconds, by default ``lab.queue_limit_s``."""
+    """Wait up to ``limit_s`` seconds (by default ``lab.queue_limit_s``) until a board is free, and hold it."""
     limit_s = lab.config.lab.queue_limit_s if limit_s is None else limit_s
     with acquired(lab.coordinator, filters, limit_s=limit_s) as place:
         progress.say(f"    acquired {place.name}")
@@ -334,7 +334,7 @@ def _on_board(lab: Lab, place: Place, how: How) -> SuiteResult:
 
 
 def _set_quarantine(lab: Lab, name: str, value: str) -> None:
-    """Set the quarantine tag. If the tag cannot be set, only a warning is printed: the run's result is still valid."""
+    """Set the quarantine tag. If this fails, only a warning is printed, because the run's result is still valid."""
     try:
         lab.coordinator.tag(name, _QUARANTINE, value)
     except UserError as fault:
@@ -355,7 +355,7 @@ def _virtual(place: Place) -> bool:
 
 
 def _trees_of(lab: Lab, places: Iterable[Place]) -> Trees:
-    """The exported trees to which the run deploys: those of the boards that must already be running."""
+    """The exported trees of the boards that must already be running; the run deploys to these trees."""
     offered = lab.coordinator.exported()
     found = []
     for place in places:
@@ -427,7 +427,7 @@ def host_of(config: Config, name: str) -> Iterator[str]:
 
 
 def _address(service: Mapping[str, Any]) -> str:
-    """The address as ``USER@HOST:PORT``. A hand-written exporter configuration may lack the port."""
+    """The address as ``USER@HOST:PORT``. A hand-written exporter configuration may lack the port; the default is 22."""
     host = service["address"]
     host = f"[{host}]" if ":" in host else host
     return f"{service['username']}@{host}:{service.get('port', 22)}"

@@ -1,10 +1,10 @@
 """``./inv lab up|status|down``: manage a coordinator and an exporter, which run in the background on this PC.
 
 ``up`` writes the exporter's configuration, starts the programs that are not running, and defines a place for each row
-in ``lab.boards``. Each program runs under a shell (its supervisor) that restarts it, because labgrid's exporter exits
-when it loses the connection to the coordinator. The folder ``lab`` in the build folder contains the logs, the generated
-files, and the PID and start time of each supervisor. ``down`` deletes this PC's places and stops both programs.
-``down`` raises InUse while a board is held or other PCs have places on this PC's coordinator.
+in ``lab.boards``. A shell (the supervisor) restarts each program that exits, because labgrid's exporter exits when the
+connection to the coordinator is lost. The folder ``lab`` in the build folder contains the logs, the generated files,
+and the PID and start time of each supervisor. ``down`` deletes this PC's places and stops both programs. ``down``
+raises InUse while a board is held or other PCs have places on this PC's coordinator.
 
 ``up`` starts the coordinator only if ``lab.coordinator`` is an address of this PC and no coordinator responds there.
 """
@@ -72,7 +72,7 @@ class Lab:
 
     @property
     def coordinator(self) -> Coordinator:
-        """The coordinator, on this PC or on another one."""
+        """The coordinator, which runs on this PC or on another PC."""
         return Coordinator(self.config.lab.coordinator or DEFAULT)
 
     @property
@@ -143,7 +143,7 @@ def target_of(config: Config, tags: Mapping[str, str]) -> Config:
 
 
 def resources(config: Config, rows: Sequence[BoardRow]) -> dict[str, dict[str, dict[str, object]]]:
-    """The exporter's configuration: one group per board."""
+    """The exporter's configuration, with one group of resources per board."""
     groups: dict[str, dict[str, dict[str, object]]] = {}
     for row in rows:
         if row.virtual:
@@ -180,8 +180,8 @@ def resources(config: Config, rows: Sequence[BoardRow]) -> dict[str, dict[str, d
 def up(config: Config) -> LabState:
     """Start the coordinator and the exporter unless they are running, and define a place for each board.
 
-    Raises UserError for an unknown power model or a program that does not start, ProgramMissing if a row needs a
-    program that is not installed, and NetworkUnreachable if a coordinator on another PC does not respond.
+    Raises UserError if a power model is unknown or a program does not start. Raises ProgramMissing if a row needs a
+    program that is not installed. Raises NetworkUnreachable if a coordinator on another PC does not respond.
     """
     lab = Lab(config)
     _require_power_models(lab.rows)
@@ -288,7 +288,10 @@ def _own_places(lab: Lab) -> list[Place]:
 
 
 def _require_no_others(lab: Lab, own: Sequence[Place]) -> None:
-    """Raise InUse if other PCs have places on the coordinator: without it, those PCs would lose their boards."""
+    """Raise InUse if other PCs have places on the coordinator.
+
+    Without the coordinator, these PCs would lose their boards.
+    """
     names = {place.name for place in own}
     others = [place for place in lab.coordinator.places().values() if place.name not in names]
     if others:
@@ -336,9 +339,10 @@ def _is_here(address: str) -> bool:
 
 
 def _own_address(lab: Lab) -> str:
-    """This PC's address as seen from the coordinator. Other PCs may be unable to resolve this PC's host name.
+    """This PC's address as seen from the coordinator.
 
-    If the coordinator is reached through a tunnel, the address is unknown, and the host name is returned.
+    Other PCs may be unable to resolve this PC's host name, so the address is used. If the coordinator is reached
+    through a tunnel, the address is unknown, and the host name is returned instead.
     """
     host, _, port = lab.coordinator.address.rpartition(":")
     family, _, _, _, destination = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
@@ -373,7 +377,7 @@ def _start(lab: Lab, name: str, words: Sequence[str]) -> None:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         raise
-    # The program outlives this process: without a return code, Popen would emit a ResourceWarning.
+    # The program outlives this process. Setting a return code prevents Popen's ResourceWarning.
     child.returncode = 0
 
 

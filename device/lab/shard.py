@@ -35,7 +35,7 @@ def measured(reports: Iterable[Path]) -> dict[str, float]:
 
 
 def split(names: Sequence[str], seconds: Mapping[str, float], parts: int) -> list[list[str]]:
-    """Distribute test files, or tests by node ID, over at most ``parts`` lists; no list is empty.
+    """Distribute test files, or tests given by node ID, over at most ``parts`` lists, none of which is empty.
 
     The longest files are distributed first, each to the list with the smallest total so far. Tests of the same file
     stay together. The duration of a file without a measurement is assumed to be the mean of the measured durations.

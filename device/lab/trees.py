@@ -1,8 +1,9 @@
 """Bring the exported trees of running boards up to date before a run tests these boards.
 
 A running board's root filesystem is the exported tree, so the board uses the files that ``device.deploy`` installs in
-the tree. All boards with the same architecture share a tree. A run therefore deploys to a tree only once: before the
-first suite on any board that uses this tree. Otherwise, the tree could change while the suite runs on another board.
+the tree. All boards with the same architecture share a tree. A run therefore deploys to each tree only once, before the
+suite starts on the first board that uses this tree. Otherwise, the tree could change while the suite runs on another
+board.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ class Trees:
         self._done: dict[Path, Deployed | UserError | OSError | None] = {}
 
     def bring(self, target: Config, *, running: bool) -> Deployed | None:
-        """Deploy to a board's tree if running boards use it, but only once per run. The caller must hold the board.
+        """Deploy to a board's tree if running boards use this tree, but only once per run.
+
+        The caller must hold the board.
 
         Returns None if the run boots the board (``running`` is false) or the tree's image was not built on this PC. For
-        a running board, errors of ``deploy`` are raised. For a board that the run boots, they are ignored, because a
-        deployment that fails leaves the tree unchanged.
+        a running board, errors of ``deploy`` are raised. For a board that the run boots, these errors are ignored,
+        because a deployment that fails leaves the tree unchanged.
         """
         tree = Layout.of(target).tree
         if not running and tree not in self._running:

@@ -3,7 +3,7 @@
 ::
 
     local                     this PC, in a separate process
-    HOST:PORT                 direct (also direct://HOST:PORT): TVM's server runs on the board
+    HOST:PORT                 TVM's server on the board, without a tracker or proxy (also direct://HOST:PORT)
     tracker://HOST:PORT/KEY   any board that is registered with the tracker under KEY; waits until one is free
     proxy://HOST:PORT/KEY     a board that is connected to the proxy under KEY; no tracker is used
     tree://[USER@]HOST[:PORT] the loader, over SSH, on a board that booted the exported tree; uses the tree's keys
@@ -52,7 +52,7 @@ class Address:
     """A parsed address.
 
     ``key`` is set only in tracker and proxy addresses. In an SSH address, ``host`` is [USER@]HOST[:PORT]. In an adb
-    address, ``host`` is a serial number, HOST:PORT, or empty.
+    address, ``host`` is a serial number or HOST:PORT, or it is empty.
     """
 
     kind: str

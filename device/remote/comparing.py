@@ -60,7 +60,7 @@ def tolerance_of(expected: Any, relative: float, absolute: float, least: float =
 def first_mismatch(
     found: Sequence[Any], expected: Sequence[Any], tolerances: Sequence[tuple[float, float]]
 ) -> dict[str, Any] | None:
-    """Return the first difference, its tolerance and the index of the result that contains it.
+    """Return the first difference, the tolerance and the index of the result that differs.
 
     Returns None if all results agree.
     """

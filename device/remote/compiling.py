@@ -43,7 +43,7 @@ class Kernel:
     """The result that the reference computes."""
     tolerance: tuple[float, float]
     operations: int
-    """The number of floating-point operations in one run; 0 if the file does not define it."""
+    """The number of floating-point operations in one run; 0 if the file does not define ``operations``."""
     source: ModuleType
 
     @property
@@ -64,7 +64,7 @@ def load(path: Path, size: int, *, target: str = "") -> Kernel:
     """Load a kernel's file and create its arrays. ``size`` 0 selects the size that the file defines.
 
     A tolerance that the file defines for the target (``QPU_TOLERANCE``, ``OPENCL_TOLERANCE``) replaces ``TOLERANCE``,
-    because QPUs, for example, round towards zero.
+    because, for example, QPUs round towards zero.
 
     Raises a Fault of kind ``kernel`` that gives the line number of the error.
     """

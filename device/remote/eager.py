@@ -28,7 +28,7 @@ PRECISIONS = ("float32", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class Eager:
-    """The results of running a model in eager PyTorch in one precision. If it was not run, ``reason`` states why."""
+    """The results of a model in eager PyTorch in one precision. If the model was not run, ``reason`` states why."""
 
     precision: str
     reason: str = ""
@@ -98,7 +98,7 @@ def _results(
 
 
 def _in_container(config: Config, target: Target, description: bytes) -> Mapping[str, Any]:
-    """Run the session in a container created from the system image: this PC has no PyTorch for the emulated CPU."""
+    """Run the session in a container of the system image, because this PC has no PyTorch for the emulated CPU."""
     image = dataclasses.replace(config.image, architecture=target.architecture.debian)
     reference = dataclasses.replace(config, image=image).image_reference("system")
     remote = config.remote

@@ -1,7 +1,8 @@
 """TVM for this PC, installed in the build folder on first use.
 
 TVM is large (415 MB) and only one task needs it, so it is not part of ``.venv``. The optional group ``remote`` in
-pyproject.toml pins the versions. The folder's name contains a hash of these pins, and the folder is created atomically.
+pyproject.toml pins the versions. The name of TVM's folder contains a hash of the pinned versions, and the folder is
+created atomically.
 """
 
 from __future__ import annotations

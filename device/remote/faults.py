@@ -1,7 +1,7 @@
-"""Map the kinds of faults in a session with a board to errors, for sessions over TVM's RPC and through the loader.
+"""Convert the faults in a session with a board, over TVM's RPC or through the loader, to errors.
 
-The kinds are reported by workers (``reporting``), by the loader (``loader/loader.cpp``) and by the sessions on the
-host. The loader's more specific kinds (load, protocol) are reported as errors of the kernel or model.
+The kinds of faults are reported by workers (``reporting``), by the loader (``loader/loader.cpp``) and by the sessions
+on the host. The loader's more specific kinds (load, protocol) are reported as errors of the kernel or model.
 """
 
 from __future__ import annotations

@@ -73,17 +73,17 @@ class Timing:
     warm_up: int
 
 
-# -rdynamic: kernels call TVMFFIErrorSetRaisedFromCStrParts in the loader. --exclude-libs: the board's libraries, such
-# as OpenCL drivers, must use their own libstdc++. _FILE_OFFSET_BITS: a 32-bit fstat() fails with EOVERFLOW on NFS,
-# which has 64-bit inode numbers.
+# -rdynamic is needed because kernels call TVMFFIErrorSetRaisedFromCStrParts in the loader. --exclude-libs is needed
+# because the board's libraries, such as OpenCL drivers, must use their own libstdc++. _FILE_OFFSET_BITS is needed
+# because a 32-bit fstat() fails with EOVERFLOW on NFS, which has 64-bit inode numbers.
 _COMPILE = ("-std=c++17", "-O2", "-D_FILE_OFFSET_BITS=64", "-Wno-psabi")
 _LINK = ("-static-libstdc++", "-static-libgcc", "-rdynamic", "-Wl,--exclude-libs,ALL")
 _LIBRARIES = ("-ldl", "-pthread")
 _RELOCATABLE = ("-r", "-nostdlib")
 _SOURCES = (SOURCE / "loader.cpp", SOURCE / "opencl.cpp")
 
-# For Android's C library (android.cpp). Its linker supports neither text relocations nor segments whose alignment is
-# less than the phone's page size.
+# These options are for Android's C library (android.cpp). Android's linker supports neither text relocations nor
+# segments whose alignment is less than the phone's page size.
 _FOR_ANDROID = (
     *("-std=c++17", "-O2", "-fPIE", "-ffunction-sections", "-fno-stack-protector", "-U_FORTIFY_SOURCE"),
     *("-mno-outline-atomics", "-pie", "-nostdlib", "-Wl,--gc-sections", "-Wl,--exclude-libs,ALL"),
@@ -95,7 +95,7 @@ BIONIC = SOURCE / "bionic.txt"
 
 
 def build_loader(config: Config, target: Target) -> Path:
-    """Compile the loader for a target, unless its source, options and compiler are unchanged.
+    """Compile the loader for a target, unless a loader from the same source, options and compiler exists.
 
     Raises ProgramMissing, CommandFailed.
     """
@@ -135,7 +135,7 @@ def build_android_loader(config: Config, target: Target) -> Path:
 
 
 def bionic() -> dict[str, dict[str, int]]:
-    """Map each Android library to the symbols that the loader may use, and each symbol to its API level."""
+    """Return, for each Android library, the symbols that the loader may use, with the API level of each symbol."""
     found: dict[str, dict[str, int]] = {}
     for line in BIONIC.read_text().splitlines():
         if not line.startswith("#"):
@@ -201,7 +201,7 @@ class LoaderSession:
         return self._ask(f"load {entry} {len(content)}", content)
 
     def devices(self) -> tuple[opencl.Device, ...]:
-        """The board's OpenCL devices. Raises UserError if there is no OpenCL or no device."""
+        """The board's OpenCL devices. Raises UserError if the board has no OpenCL library or no OpenCL device."""
         self._crash = "driver-crashed"
         size = int(self._ask("devices"))
         return opencl.parse_devices(self._bytes(size, self._deadline()).decode(errors="replace"))
@@ -214,7 +214,7 @@ class LoaderSession:
         return float(seconds), kept == "1"
 
     def array(self, values: Any) -> int:
-        """Create an array on the board with a copy of ``values``. Returns its number."""
+        """Create an array on the board with a copy of ``values``. Returns the array's number."""
         shape = " ".join(map(str, values.shape))
         number = int(self._ask(f"array {values.dtype.kind} {values.dtype.itemsize} {shape}"))
         content = values.tobytes()
@@ -222,11 +222,11 @@ class LoaderSession:
         return number
 
     def parameters(self, content: bytes) -> tuple[int, str]:
-        """Map a model's parameter file into memory on the board. Parameters that the board lacks are sent first.
+        """Memory-map a model's parameter file on the board. Parameters that the board lacks are sent first.
 
-        Returns the number of the array with the parameters, and a text that states whether they were sent and whether
-        the board keeps them. If the board cannot keep the parameters, for example because its disk is full, they are
-        held in memory for this session.
+        Returns the number that identifies the array of parameters on the board, and a text that states whether the
+        parameters were sent and whether the board keeps them. If the board cannot keep the parameters, for example
+        because its disk is full, they are held in memory for this session.
         """
         words = f"{hashlib.sha256(content).hexdigest()} {len(content)}"
         if (found := self._ask(f"map {words}")) != "-":
@@ -254,7 +254,8 @@ class LoaderSession:
     def run(self, numbers: Sequence[int]) -> float | None:
         """Run the kernel once.
 
-        Returns the time in seconds that the cycle model of libqpu's emulator estimates, or None if no model is used.
+        Returns the time in seconds that the cycle model of libqpu's emulator estimates, or None if this model is not
+        used.
         """
         seconds = float(self._ask(f"run {' '.join(map(str, numbers))}"))
         return seconds if seconds > 0 else None
@@ -355,7 +356,7 @@ class LoaderSession:
         if greeting:
             unstartable = status in _UNSTARTABLE or _FOREIGN.search(output)
             return self._error("unstartable" if unstartable else "silent", last)
-        # A shell reports a signal as 128 plus its number.
+        # A shell reports a termination by a signal as 128 plus the signal's number.
         ended_by = -status if status < 0 else status - 128
         if ended_by in _CRASHES:
             return self._error(self._crash, process.explain_exit(-ended_by))
@@ -404,7 +405,8 @@ def session(
         scratch = stack.enter_context(files.scratch_folder(config.build_root / "remote", "session"))
         variables = {**os.environ, **(python or {}), "TMPDIR": str(scratch)}
         if address.kind == "local":
-            # A PC has no QPUs. libqpu's emulator counts clock cycles, but its interpreter does not.
+            # A PC has no QPUs. libqpu's emulator is selected because, unlike libqpu's interpreter, it counts clock
+            # cycles.
             variables.setdefault("QPU_BACKEND", "emulator")
         if address.kind == "emulator":
             variables = {**target.architecture.emulation, **variables}
@@ -443,7 +445,10 @@ def session(
 
 
 def _unpack(folder: str, program: bytes, limits: Sequence[str]) -> str:
-    """Return a shell script for the board. It reads the loader from stdin, runs it in ``folder``, then removes it."""
+    """Return a shell script for the board.
+
+    The script reads the loader from stdin, runs the loader in ``folder``, and then removes the loader.
+    """
     arguments = shlex.join([f"{folder}/pitorch-loader.lock", *limits])
     return _UNPACK.format(folder=folder, size=len(program), arguments=arguments)
 

@@ -54,7 +54,7 @@ class Model:
 
 
 def load(reference: str, folder: str) -> Model:
-    """Load FILE.pt2, or call MODULE:FUNCTION. Python searches ``folder`` for MODULE first. Raises Fault ``model``."""
+    """Load FILE.pt2, or call MODULE:FUNCTION. Python looks for MODULE in ``folder`` first. Raises Fault ``model``."""
     import torch
 
     decompositions = model_quantization.decompositions()
@@ -85,7 +85,7 @@ def _require_fixed(reference: str, exported: Any) -> None:
     """Raise Fault ``model`` for dynamic shapes, and for a model that changes its inputs, buffers or parameters."""
     import torch
 
-    # range_constraints is not reliable: run_decompositions adds an unused symbol for integer inputs.
+    # range_constraints is not reliable, because run_decompositions adds an unused symbol for integer inputs.
     values = [value for node in exported.graph.nodes for value in torch.utils._pytree.tree_leaves(node.meta.get("val"))]
     if sizes := sorted({str(side) for item in values for side in getattr(item, "shape", ()) if type(side) is not int}):
         found = ", ".join(sizes)
@@ -137,7 +137,7 @@ def _arrays(values: list[Any], what: str) -> tuple[Any, ...]:
         dtype = str(value.dtype).removeprefix("torch.")
         if dtype not in model_plan.NUMBERS:
             raise Fault("model", f"{what} {index} has the type {dtype}: expected {', '.join(model_plan.NUMBERS)}")
-        # Unlike ascontiguousarray, this keeps the shape of a scalar.
+        # Unlike ascontiguousarray, asarray keeps the shape of a scalar.
         made.append(numpy.asarray(value.detach().numpy(), order="C"))
     return tuple(made)
 
@@ -201,7 +201,7 @@ def _compile(model: Model, target: Mapping[str, Any], linker: str, library: Path
 
 
 def _require_same(what: str, planned: list[Tensor], arrays: tuple[Any, ...]) -> None:
-    """Raise Fault ``model`` if TVM's and PyTorch's inputs or outputs (``what``) differ in number, type or shape."""
+    """Raise Fault ``model`` if the inputs or outputs (``what``) in TVM and PyTorch differ in number, type or shape."""
     if len(planned) != len(arrays):
         raise Fault("model", f"the model has {len(planned)} {what}s in TVM, {len(arrays)} in PyTorch")
     for index, (ours, array) in enumerate(zip(planned, arrays, strict=True)):
@@ -261,8 +261,8 @@ def _lowered(module: Any) -> Any:
         *cpu_generic.library_dispatch_passes(target),
         *cpu_generic.legalize_passes(target),
         transform.DeadCodeElimination(),
-        # RewriteDataflowReshape is omitted, because its calls need the virtual machine. Instead, each reshape copies
-        # the tensor.
+        # RewriteDataflowReshape is omitted, because the calls that it creates need the virtual machine. Instead, each
+        # reshape copies the tensor.
         transform.ToNonDataflow(),
         transform.RemovePurityChecking(),
         transform.CallTIRRewrite(),
@@ -284,7 +284,7 @@ def _missing_operators(exported: Any) -> list[str]:
 
 
 def _places(name: str, exported: Any) -> str:
-    """The places where the model calls a TVM function's operator, in parentheses; empty if they are unknown.
+    """The places where the model calls a TVM function's operator, as text in parentheses; empty if they are unknown.
 
     TVM uses one function for all calls with the same shapes, so there can be several places.
     """

@@ -87,7 +87,7 @@ def describe(
 
 
 def _rank(node: Any) -> int | None:
-    """The rank of a call's first result; None if it is not a floating-point tensor."""
+    """The rank of a call's first result; None if this result is not a floating-point tensor."""
     import torch
 
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))

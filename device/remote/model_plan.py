@@ -53,8 +53,8 @@ class Tensor:
 class Plan:
     """The plan.
 
-    A step is the name of an operator's function, and the tensors that the function receives as arguments. A copy is a
-    tensor and the index of the output that receives it.
+    A step consists of the name of an operator's function and the tensors that the function receives as arguments. A
+    copy consists of a tensor and the index of the output that receives the tensor.
     """
 
     inputs: list[Tensor] = field(default_factory=list)
@@ -68,8 +68,8 @@ class Plan:
 def of(function: Any, places: Callable[[str], str]) -> Plan:
     """The plan of a Relax function. Raises Fault ``model`` if the function cannot be expressed as a plan.
 
-    ``places`` maps an operator to the places in the model that call it, as text in parentheses. This text is empty if
-    the places are unknown.
+    ``places`` returns, as text in parentheses, the places in the model that call a given operator. This text is empty
+    if the places are unknown.
     """
     return _Reader(places).read(function)
 
@@ -235,5 +235,5 @@ def header(plan: Plan) -> str:
 
 
 def _table(kind: str, name: str, rows: Sequence[str]) -> str:
-    # An empty array is not valid C++.
+    # C++ does not allow empty arrays, so a table without rows gets one zero element.
     return f"const {kind} {name}[] = {{{', '.join(rows) or '{}'}}};"

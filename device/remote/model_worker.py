@@ -5,8 +5,8 @@
 REQUEST is a JSON object: ``model``, ``folder`` (for MODULE:FUNCTION), ``target``, ``linker``, ``library`` (a file to
 write), ``address`` (null: compile only), ``number``, ``repeat``, ``warm_up``, ``queue_limit_s``, ``session_limit_s``.
 The model's inputs and expected outputs are written next to the library as ``inputs.npz`` and ``expected.npz``. The file
-``model.graph``, which is written next to them, describes the model for the board's PyTorch (see ``model_graph``). For
-the output, see ``reporting``.
+``model.graph`` in the same folder describes the model for the board's PyTorch (see ``model_graph``). For the output,
+see ``reporting``.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _measure(session: Any, model: Model, plan: Plan, library: Path, request: Map
 def _parameters(session: Any, device: Any, content: bytes) -> Any:
     """Return the model's parameters as a tensor on the board, and report whether they had to be sent.
 
-    The parameters are either mapped from a file that pitorch's RPC server keeps on the board, or sent to the board's
-    memory.
+    The parameters are either memory-mapped from a file that pitorch's RPC server keeps on the board, or sent to the
+    board's memory.
     """
     import tvm
 

@@ -56,7 +56,7 @@ class ModelProfile:
     peak_memory_bytes: int
     """The peak memory of the process on the board."""
     eager: tuple[Eager, ...]
-    """The same model in eager PyTorch on the same board, by precision."""
+    """The results of the same model in eager PyTorch on the same board, by precision."""
     emulated: bool
     note: str
 
@@ -198,8 +198,8 @@ def profile(
 ) -> ModelProfile:
     """Compile ``model`` (FILE.pt2 or MODULE:FUNCTION) for ``target``, then run, check and time it on ``device``.
 
-    ``folder`` is searched for MODULE first. If the outputs are correct, the library, the parameters, the example arrays
-    and an example program in C are written to the folder ``export``, which must not exist yet.
+    Python looks for MODULE in ``folder`` first. If the outputs are correct, the library, the parameters, the example
+    arrays and an example program in C are written to the folder ``export``, which must not exist yet.
 
     Raises UserError, ResultMismatch, and the errors that ``profiling.profile`` raises.
     """
@@ -353,7 +353,7 @@ def _by_loader(
 ) -> None:
     """Send the library and the arrays to the loader on the board, then run, check and time the model.
 
-    For a phone, the model is linked into the loader instead.
+    For a phone, the model is linked into the loader, and no library is sent.
     """
     seconds = numpy.zeros(len(facts["operators"]))
     loader = library.with_name("loader") if address.kind == "adb" else None

@@ -1,8 +1,8 @@
-"""OpenCL kernels: a file in OpenCL C next to the kernel's Python file, compiled by the driver on the board.
+"""OpenCL kernels: the driver on the board compiles an OpenCL C file that is next to the kernel's Python file.
 
-As with any kernel, the Python file creates the input arrays and the reference result. The Python file also defines
+As with any kernel, the Python file creates the input arrays and the reference result. The Python file must also define
 ``launch(size)``, which returns the total number of work items and the number per work group (None lets the driver
-choose). The ``.cl`` file defines a ``__kernel`` with the file's name. The arguments of the ``__kernel`` must be the
+choose). The ``.cl`` file must define a ``__kernel`` with the file's name. The arguments of the ``__kernel`` must be the
 inputs, then the result. The macro ``SIZE`` is predefined.
 
 Without a ``.cl`` file, TVM generates the source from the Python file's ``opencl_module`` (``opencl_worker``).
@@ -59,7 +59,7 @@ class Program:
 
     @property
     def sizes(self) -> str:
-        """The three global sizes, then the three work-group sizes, which are 0 if the driver is to choose them."""
+        """The three global sizes and then the three work-group sizes, which are 0 if the driver chooses them."""
         group = _padded(self.group) if self.group is not None else (0,) * _MOST_DIMENSIONS
         return " ".join(map(str, (*_padded(self.work_items), *group)))
 

@@ -1,8 +1,8 @@
 """Access to phones through adb: the adb server, a phone's state, and the command line for a phone.
 
-The adb client connects to a server, which manages the connections to all phones. If a server is running or an
-environment variable names one, this server is used. Otherwise, a private server runs during the session, on a UNIX
-socket that only this user can open.
+The adb client connects to a server, which manages the connections to all phones. If a server is running, or if an
+environment variable specifies a server, this server is used. Otherwise, a private server runs during the session, on a
+UNIX socket that only this user can open.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _STATES = {"unauthorized": "unauthorized-phone", "authorizing": "unauthorized-ph
 def connected(address: Address) -> Iterator[list[str]]:
     """The beginning of an adb command line for the phone at ``address``. The caller appends the adb command.
 
-    Raises ProgramMissing if adb is missing, BoardSilent if there is no phone or the phone is offline, AccessDenied if
-    the phone does not accept this PC's key, and UserError if there are several phones or the phone is in another state.
+    Raises ProgramMissing if adb is missing, and BoardSilent if there is no phone or the phone is offline. Raises
+    AccessDenied if the phone does not accept this PC's key, and UserError if there are several phones or the phone is
+    in another state.
     """
     with _server() as adb:
         answer = ""
@@ -89,8 +90,8 @@ def _server() -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory(prefix="pitorch-adb-") as name, tempfile.TemporaryFile() as log:
         path = Path(name) / "socket"
         words = [adb, "-L", f"localfilesystem:{path}"]
-        # The server is not started by start-server, because it would have to be stopped by kill-server, which sometimes
-        # hangs: adb can deadlock while it shuts down.
+        # The server is not started by start-server, because such a server must be stopped by kill-server, which
+        # sometimes hangs when adb deadlocks during shutdown.
         with subprocess.Popen(
             [*words, "nodaemon", "server"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         ) as server:

@@ -26,7 +26,8 @@ from toolchain.errors import CommandFailed, ResultMismatch, UserError
 
 KERNELS = Path(__file__).with_name("kernels")
 _T = TypeVar("_T")
-# libqpu's emulator runs natively, so it does not need qemu-user. The emulated board has no OpenCL.
+# The target qpu does not use qemu-user (the address "emulator"), because libqpu's emulator runs natively. The target
+# opencl does not use qemu-user, because the emulated board has no OpenCL.
 _LIMITED = {"qpu": ("local", "tree", "ssh"), "opencl": ("local", "tree", "ssh", "adb")}
 _WORKER_LIMIT_S = 86400.0
 """The time limit for a worker's entire run. Each stage also has a separate limit."""
@@ -37,7 +38,8 @@ _MOST = 10**12
 class Profile:
     """A measurement.
 
-    ``seconds`` contains the time per run of each repeat. ``model_s`` is the time per run that the emulator estimates.
+    ``seconds`` contains the mean time per run for each repeat. ``model_s`` is the time per run that the emulator
+    estimates.
     """
 
     kernel: str
@@ -195,7 +197,7 @@ def require_sane(timing: Timing, size: int) -> None:
 
 
 def device_of(config: Config, target: Target, name: str) -> Address:
-    """The board's address: ``name`` or, if it is empty, the target's default. Raises UserError."""
+    """The board's address: ``name`` or, if ``name`` is empty, the target's default. Raises UserError."""
     if not name and target.transport == "loader" and config.device.host:
         return parse(f"tree://{config.device.host}")
     if not name and not target.default_device:
@@ -228,7 +230,7 @@ def _nothing_to_keep(path: Path) -> UserError:
         "an OpenCL kernel has no compiled library to keep",
         expected="--target opencl without --keep",
         found="--keep",
-        fix=f"omit --keep: programs on the board compile {path.with_suffix('.cl').name} with clBuildProgram",
+        fix=f"omit --keep; programs on the board compile {path.with_suffix('.cl').name} with clBuildProgram instead",
     )
 
 
@@ -350,7 +352,7 @@ class _Job:
             _, seconds = board.time(self.timing, numbers)
         facts = {"size": kernel.size, "shape": kernel.shape, "operations": kernel.operations}
         self.facts |= {**facts, "kernel": kernel.name}
-        # The names of libqpu's hardware backends start with vc4-. The others compute on the CPU.
+        # The names of libqpu's hardware backends start with vc4-. The other backends compute on the CPU.
         foreign = self.target.architecture != host_architecture()
         emulated = (self.address.kind == "emulator" and foreign) or (
             self.target.name == "qpu" and " vc4-" not in backend
@@ -555,7 +557,7 @@ def note_of(*, emulated: bool, foreign: bool, board: str) -> str:
 
 
 def seconds_text(value: float) -> str:
-    """A time with four significant digits and a unit."""
+    """A time as text, with four significant digits and a unit."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= scale:
             return f"{value / scale:.4g} {unit}"
@@ -563,5 +565,8 @@ def seconds_text(value: float) -> str:
 
 
 def _rate(gflops: float) -> str:
-    """A number with four significant digits, without an exponent; numbers of 1000 or more are rounded to integers."""
+    """A number as text, with four significant digits and without an exponent.
+
+    Numbers of 1000 or more are rounded to integers.
+    """
     return f"{gflops:,.0f}" if gflops >= 1000 else f"{gflops:.4g}"

@@ -31,7 +31,7 @@ def on_this_pc(target: Target) -> Target:
 def build(config: Config, target: Target, address: Address, path: Path, library: Path) -> list[Path]:
     """Compile the ``.cpp`` file next to ``path`` for the machine at ``address``, and write the result to ``library``.
 
-    Returns the folders on this PC that contain the library's dependencies; empty if the machine is a board.
+    Returns the folders on this PC that contain the library's dependencies, or an empty list if the machine is a board.
 
     Raises UserError with the compiler's error, and ArtefactMissing if there is no libqpu for the board.
     """

@@ -3,8 +3,8 @@
 ``{"stage": NAME, "limit_s": S}`` begins a stage, ``{"fault": KIND, "found": TEXT}`` ends the run, and all other objects
 are results. A line without the mark is output from TVM or from the kernel file, and is written to the log.
 
-If a stage takes longer than ``limit_s`` seconds, SIGALRM ends the worker. The signal keeps its default action. A Python
-handler would not run, because calls into TVM hold Python's global interpreter lock while they wait for a board.
+If a stage takes longer than ``limit_s`` seconds, SIGALRM ends the worker. The signal keeps its default action, because
+a Python handler would not run while a call into TVM waits for a board and holds Python's global interpreter lock.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def fail(fault: Fault) -> NoReturn:
 
 @contextlib.contextmanager
 def stage(name: str, limit_s: float) -> Iterator[None]:
-    """Report the start of a stage, and end the process if it takes longer than ``limit_s`` seconds."""
+    """Report the start of a stage, and end the process if the stage takes longer than ``limit_s`` seconds."""
     tell(stage=name, limit_s=limit_s)
     signal.alarm(max(1, math.ceil(limit_s)))
     try:
@@ -67,7 +67,7 @@ def stage(name: str, limit_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
-    """Show the user the start of a step, and its duration at the end."""
+    """Tell the user when a step starts, and how long it took when it has ended."""
     tell(text=f"==> {title}")
     began = time.monotonic()
     yield
@@ -75,6 +75,6 @@ def step(title: str) -> Iterator[None]:
 
 
 def parse(line: str) -> dict[str, Any] | None:
-    """The object in a marked line; None for other lines."""
+    """The object in a marked line, or None for a line without the mark."""
     _, mark, text = line.partition(MARK)
     return dict(json.loads(text)) if mark else None

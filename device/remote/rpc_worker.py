@@ -131,7 +131,7 @@ def _require_answer(host: str, port: int) -> None:
 
 
 def _require_known(rpc: Any, host: str, port: int, key: str) -> None:
-    """Raise Fault ``unknown`` for a key that no board has: the tracker would let the client wait forever."""
+    """Raise Fault ``unknown`` for a key that no board has, because the tracker would let the client wait forever."""
     try:
         tracker = rpc.connect_tracker(host, port)
         summary = tracker.summary()
@@ -223,7 +223,7 @@ def loaded(session: Any, library: Path) -> Any:
 
 def _board_machine(session: Any) -> str:
     """The machine type of the board's programs; empty if unknown."""
-    # The server joins its work folder and the name; an absolute path replaces the folder. /bin/true is a small program.
+    # For an absolute path, the server ignores its work folder. /bin/true is read because it is a small program.
     with contextlib.suppress(Exception):
         return _machine(bytes(session.download("/bin/true"))[: _ELF.size])
     return ""
@@ -237,7 +237,7 @@ def board_model(session: Any) -> str:
 
 
 def _machine(header: bytes) -> str:
-    """Convert an ELF header to text: machine and width (System V ABI, "ELF header")."""
+    """Return the machine and the width in an ELF header as text (System V ABI, "ELF header")."""
     names = {3: "x86", 40: "ARM", 62: "x86-64", 183: "AArch64", 243: "RISC-V"}
     if len(header) < _ELF.size or header[:4] != b"\x7fELF":
         return ""

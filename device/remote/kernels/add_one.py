@@ -24,7 +24,7 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int], None]:
-    """The OpenCL kernel's number of work items, and None so that the driver chooses the work-group size."""
+    """The number of the OpenCL kernel's work items, and None, which lets the driver choose the work-group size."""
     return (size,), None
 
 

@@ -36,7 +36,8 @@ def module(size: int) -> Any:
     schedule = s_tir.Schedule(tvm.IRModule({"gemm": plain}))
     block = schedule.get_sblock("c", "gemm")
     i, j, k = schedule.get_loops(block)
-    # If the size is not a multiple of BLOCK, use smaller blocks: a remainder would add a condition to the inner loop.
+    # If the size is not a multiple of BLOCK, use smaller blocks, because partial blocks would add a condition to the
+    # inner loop.
     side, depth = math.gcd(size, BLOCK), math.gcd(size, DEPTH)
     i_outer, i_inner = schedule.split(i, [None, side])
     j_outer, j_inner = schedule.split(j, [None, side])
@@ -48,9 +49,9 @@ def module(size: int) -> Any:
 
 
 def launch(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The OpenCL kernel's number of work items, in total and per work group, each for two dimensions.
+    """The number of the OpenCL kernel's work items along both dimensions, in total and per work group.
 
-    A group computes TILE × TILE elements (gemm.cl).
+    A work group computes TILE × TILE elements (see gemm.cl).
     """
     groups = math.ceil(size / 64)
     return (groups * 16, groups * 16), (16, 16)

@@ -6,11 +6,11 @@
 The board's Python runs this script, which imports nothing from this project. To the client, the script behaves like
 the loader (loader.cpp): it takes the same lock, and prints "ok MACHINE; MODEL". There is only one kind of request:
 "torch BYTES", followed by a description of the model (device/remote/model_graph.py). The response is "ok BYTES" and a
-JSON object with the results for "float32" and "int8", or with the "reason" why there are none.
+JSON object that contains, for each of "float32" and "int8", the results or the "reason" why there are none.
 
-Each precision runs in a separate process, which is forked after ``import torch``. Peak memory is thus measured for each
-precision, and a crash in one process does not affect the other. The processes end when the client disconnects or the
-session's time limit is reached.
+Each precision runs in a separate process, which is forked after ``import torch``. Peak memory is thus measured
+separately for each precision, and a crash in one process does not affect the other process. The processes end when the
+client disconnects or the session's time limit is reached.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def tensors_of(torch: Any, content: bytearray) -> Callable[[Mapping[str, Any]], 
 def module_of(torch: Any, description: Mapping[str, Any], tensor: Callable[[Mapping[str, Any]], Any]) -> Any:
     """The model as a ``torch.fx.GraphModule``. Layers with constant weights become modules of ``torch.nn``.
 
-    Raises NotRun if this torch lacks an operator.
+    Raises NotRun if the board's torch lacks an operator.
     """
     return _Builder(torch, description, tensor).build()
 
@@ -275,7 +275,10 @@ def quantized(torch: Any, module: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _limits_in_order(torch: Any) -> bool:
-    """Whether relu6 keeps the element order of a quantised channels_last image. Upstream's QNNPACK changes it."""
+    """Whether relu6 keeps the element order of a quantised channels_last image.
+
+    Upstream's QNNPACK changes this order.
+    """
     x = torch.quantize_per_tensor(torch.arange(8.0).reshape(1, 2, 2, 2), 0.5, 0, torch.quint8)
     found = torch.nn.functional.relu6(x.contiguous(memory_format=torch.channels_last))
     return bool(torch.equal(found.dequantize(), torch.nn.functional.relu6(x.dequantize())))
@@ -380,7 +383,7 @@ def _peak_memory() -> int:
 
 
 def forked(action: Callable[[], Mapping[str, Any]], deadline: float, limit_s: float) -> dict[str, Any]:
-    """Run ``action`` in a new process; return its result, or the reason why it failed.
+    """Run ``action`` in a new process, and return the result of the action or the reason why the action failed.
 
     Exits if the client disconnects.
     """
@@ -473,7 +476,7 @@ def locked(path: str, queue_s: float) -> bool:
 
 
 def _opened(path: str) -> int | None:
-    """Open the lock file as loader.cpp does. Prints the reason and returns None if this is impossible."""
+    """Open the lock file as loader.cpp does. Prints the reason and returns None if the file cannot be opened."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         try:
@@ -505,7 +508,7 @@ def main() -> None:
     path, queue_s, session_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
     if not locked(path, queue_s):
         raise SystemExit(1)
-    # The alarm ends this process while it is not waiting for a child process, for example if an import blocks.
+    # The alarm ends this process if it hangs while no child process is running, for example during an import.
     signal.alarm(math.ceil(session_s) + 5)
     deadline = time.monotonic() + session_s
     model = Path("/proc/device-tree/model")
