@@ -172,7 +172,7 @@ def command_lines(builder: building.Builder) -> list[list[str]]:
 def seconds_of_objects(home: Path) -> list[float]:
     """Return the compile time of each object in ninja's log.
 
-    The times overlap, because objects were compiled in parallel.
+    The sum of these times exceeds the elapsed time, because objects were compiled in parallel.
     """
     rows = (home / "pytorch" / "build" / ".ninja_log").read_text().splitlines()[1:]
     parts = [row.split("\t") for row in rows]

@@ -45,7 +45,7 @@ class Cell:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Compile the models for the target, then count their instructions and measure their times under emulation.
+    """Compile the models for the target, then count their instructions and measure their run times under emulation.
 
     Raises ArtefactMissing if there is no torch wheel, CommandFailed if a program fails, and the same errors as
     ``models.compile_for``.

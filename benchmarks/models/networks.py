@@ -1,9 +1,9 @@
 """Models with random weights: a small CNN, an LSTM, a transformer layer, MobileNetV2 and ResNet18.
 
 ``profile-remote --model benchmarks.models.networks:cnn`` compiles one of the models. MobileNetV2 and ResNet18 have the
-same layers and numbers of parameters as torchvision's models. Both are defined here because torch.nn lacks them. In
-these networks, FloatFunctional modules compute the sums, so that eager quantization can replace these modules
-(``benchmarks/cpu/workloads.py``).
+same layers and numbers of parameters as torchvision's models. These two models are defined here because torch.nn does
+not contain them. In these networks, FloatFunctional modules compute the sums, so that eager quantization can replace
+these modules (``benchmarks/cpu/workloads.py``).
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ launch takes about 0.1 ms, regardless of what it computes.
 If the machine has QPUs, all values are measured. Otherwise, the emulator runs the kernels, and the columns marked
 *model* contain values from its model of a board (QPU_BOARD, by default a Pi 3). These values apply to the kernels
 alone, since the emulator does not model the CPU. Unless QPU_MODEL is set, each modelled share is given with the range
-of its values for QPU_MODEL=fast and QPU_MODEL=slow. CPU columns are always measured on the machine that runs this
-script, so on a PC they do not apply to a Pi's CPU. The output names the machine.
+of its values for QPU_MODEL=fast and QPU_MODEL=slow. The CPU columns are always measured on the machine that runs this
+script, so values from a PC do not apply to a Pi's CPU. The output names the machine.
 """
 
 from __future__ import annotations
