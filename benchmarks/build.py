@@ -89,7 +89,7 @@ def _again(workspace: Workspace) -> tuple[float, ...]:
 
 
 def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Raise CommandFailed if a step ran although nothing changed, because the time would then include this step."""
+    """Raise CommandFailed if a step ran although nothing had changed, because the measured time would include it."""
     changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     if changed:
         raise CommandFailed(
@@ -101,7 +101,7 @@ def require_same_stamps(before: Mapping[str, int], after: Mapping[str, int]) -> 
 
 
 def root_alone(workspace: Workspace) -> float:
-    """Build the root filesystem from scratch while no other step runs. Return how long this took, in seconds."""
+    """Build the root filesystem from scratch, and return the time in seconds. No other step runs meanwhile."""
     config = workspace.config
     for folder in config.build_root.glob("archives/*"):
         files.remove(folder)
@@ -138,9 +138,9 @@ def lean_settings() -> dict[str, str]:
 
 
 def by_run_lines(workspace: Workspace, steps: Mapping[str, Manifest]) -> tuple[float, float]:
-    """Create a minimal root, then add the packages with emulated RUN instructions.
+    """Create a minimal root filesystem, then install the packages with emulated RUN instructions.
 
-    Return how long each of the two steps took, in seconds.
+    Return the durations of these two steps in seconds.
     """
     config = workspace.config
     target = config.image.target
@@ -169,7 +169,7 @@ def _torch_packages(steps: Mapping[str, Manifest]) -> list[str]:
 
 
 def minimal_root(workspace: Workspace, mirror: Manifest, tar: Path) -> None:
-    """Create a minimal target root with mmdebstrap alone.
+    """Create a minimal root filesystem for the target with mmdebstrap alone.
 
     The packages come from the pockets that the step ``mirror`` verified.
 

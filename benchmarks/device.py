@@ -1,8 +1,9 @@
-"""Measure the time from a kernel change to the result, on a QEMU device that is off and on one that is running.
+"""Measure the time from a kernel change to its result, first with the QEMU device off and then with it running.
 
-The kernel is part of the user's C++ program, which is compiled in ``./inv shell`` and sent to the device, or part of
-torch's QPU extension, which ``./inv deploy`` rebuilds and installs in the device's root. Each round changes the number
-that the kernel adds. The measurement ends when the device returns a result that contains the new number.
+The benchmark measures a kernel in the user's C++ program and a kernel in torch's QPU extension. The program is compiled
+in ``./inv shell`` and sent to the device. ``./inv deploy`` rebuilds the extension and installs it in the device's root
+filesystem. Each round changes the number that the kernel adds. The measurement ends when the device returns a result
+that contains the new number.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class Subject(Protocol):
 def measure(workspace: Workspace) -> Result:
     """Measure the time from a saved change to its result, for a program and, if the image has torch, the extension.
 
-    Raises RootNeeded, CommandFailed (if the result is not that of the changed kernel), and any error from the build,
-    the deployment or the boot.
+    Raises RootNeeded, CommandFailed (if the result does not come from the changed kernel), and any error from the
+    build, the deployment or the boot.
     """
     process.require_root("to serve and change a tree whose files have different owners", "./inv bench --name=device")
     workspace.ensure_built()
@@ -172,7 +173,7 @@ def changed_program(source: str, number: int) -> str:
 
 
 def changed_kernel(source: str, number: int) -> str:
-    """Return the source of the extension's kernels; the element-wise product now also adds ``number``."""
+    """Return the source of the extension's kernels, with an element-wise product that also adds ``number``."""
     return changed(source, _OF_EXTENSION, f" + {number}.0f")
 
 
@@ -220,7 +221,7 @@ class Extension:
         return self._workspace.results / "logs" / "device.log"
 
     def make(self, number: int) -> float:
-        """Rebuild the extension and install it in the tree with ``./inv deploy``."""
+        """Rebuild the extension and install it in the device's root filesystem with ``./inv deploy``."""
         (self._checkout / KERNELS).write_text(changed_kernel(self._source, number))
         return self._workspace.task("deploy", cwd=self._checkout).seconds
 
@@ -279,7 +280,7 @@ class Rounds:
         return access.SshAccess(host="127.0.0.1", port=machine.ssh_port, key=self._layout.client_key, known_hosts=known)
 
     def _ran(self, entry: access.SshAccess) -> tuple[float, float]:
-        """Run the kernel. Return the time to its result and the time for imports, both in seconds.
+        """Run the kernel. Return the time until the result and the import time, both in seconds.
 
         Raises CommandFailed for a wrong result.
         """

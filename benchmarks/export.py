@@ -31,7 +31,7 @@ RULE = (
 
 
 def measure(workspace: Workspace) -> Result:
-    """Measure the times of an exact copy of the image, of a copy with docker and tar, and of ``export-nfsroot``.
+    """Measure how long an exact copy of the image, a copy with docker and tar, and ``export-nfsroot`` take.
 
     Raises RootNeeded and any error that occurs while copying.
     """

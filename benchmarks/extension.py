@@ -1,8 +1,8 @@
 """Build an extension wheel in three ways: emulated, with a native compiler in the container, and cross-compiled.
 
-The benchmark compares two times: the time that ``pip wheel`` needs in the container to build the whole wheel, and the
-time of the compiler and linker calls alone. In all three ways, these calls use the command lines and
-folders of a wheel build.
+The benchmark compares two durations: that of the whole build by ``pip wheel`` in the container, and that of the
+compiler and linker calls alone. For each of the three ways, these calls use the command lines and folders of a wheel
+build.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def cpu_of(samples: Sequence[Spent]) -> float:
 
 
 def spent_in(output: str) -> Spent:
-    """Return the wall-clock and CPU times that a replay script prints last.
+    """Return the wall-clock and CPU times at the end of a replay script's output.
 
     Raises CommandFailed if they are missing.
     """

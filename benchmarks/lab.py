@@ -138,7 +138,7 @@ def _milliseconds(action: Any, *, times: int) -> list[float]:
 
 
 def _in_turn(coordinator: Coordinator, size: int, times: int) -> tuple[list[float], list[float]]:
-    """Return the times, in milliseconds, to acquire and to release each place over one connection."""
+    """Return how long it takes, in milliseconds, to acquire and to release each place over one connection."""
     acquire: list[float] = []
     release: list[float] = []
     with _session(coordinator.address) as stub:

@@ -90,7 +90,8 @@ def _interpreter(suffix: str) -> str:
     found = re.search(r"^interpreter (\S+)$", entry, re.MULTILINE)
     if found is None:
         return ""
-    # Debian registers a link whose name encodes flags; only the link's target supports --version.
+    # Debian registers a link to the emulator, and the link's name encodes flags. The emulator supports --version only
+    # if it is started by its own name.
     return os.path.realpath(found[1])
 
 

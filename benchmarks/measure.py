@@ -1,4 +1,4 @@
-"""Run measurements, compare the results with goals, and print them."""
+"""Run measurements, compare the results with the goals, and print the results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A measured value, which is the median if there are ``samples``. ``unit`` is s, ms, µs, MB, MB/s, M, % or ×."""
+    """A measured value, or the median of ``samples`` if there are any. ``unit`` is s, ms, µs, MB, MB/s, M, % or ×."""
 
     name: str
     value: float
@@ -97,7 +97,10 @@ def ratio(name: str, longer: Figure, shorter: Figure, *, goal: Goal | None = Non
 
 
 def timed(action: Callable[[], object], *, times: int, warm_up: int = 0) -> tuple[float, ...]:
-    """Call a function ``warm_up`` times, then ``times`` times. Return the durations of the later calls in seconds."""
+    """Call a function ``warm_up`` times, and then measure ``times`` further calls.
+
+    Return their durations in seconds.
+    """
     samples = []
     for number in range(warm_up + times):
         began = time.monotonic()

@@ -2,8 +2,8 @@
 
     python -m benchmarks.observed REPORT.json TASK [OPTIONS]
 
-VmHWM (proc(5)) covers only this program. The maximum from getrusage would also cover the process from which this one
-was forked. The maximum from wait4 would also cover the programs that this process started.
+VmHWM (proc(5)) covers only this program. The maximum from getrusage would also cover the process from which this
+process was forked. The maximum from wait4 would also cover the programs that this process started.
 """
 
 from __future__ import annotations

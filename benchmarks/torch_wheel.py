@@ -1,9 +1,9 @@
-"""Measure the compile time of a few of torch's objects, and estimate the time of the whole build under emulation.
+"""Measure the compile time of a few of torch's object files, and estimate the duration of an emulated build of torch.
 
-The sources and command lines are from the build tree of ``./inv build-torch``, without ccache. The sources belong to
-c10, because c10 includes no headers of other libraries: such headers exist only in the builder image. GCC compiles the
-objects in three ways: emulated, native in the emulated container, and as a plain cross compiler. The recipe's own
-compiler is also measured.
+The sources and command lines are from the build tree of ``./inv build-torch``, without ccache. All of these sources
+belong to c10, because c10 does not include headers of other libraries, which exist only in the builder image. Three
+variants of GCC compile the object files: an emulated compiler, a native compiler in the emulated container, and a plain
+cross compiler. The recipe's own compiler is also measured.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RULE = (
 def measure(workspace: Workspace) -> Result:
     """Measure the compile time of the objects with each compiler.
 
-    Raises ArtefactMissing if the user's folder has no build tree of torch.
+    Raises ArtefactMissing if the user's build folder does not contain a build tree of torch.
     """
     user = workspace.user
     workspace.ensure_workbench()
@@ -105,7 +105,7 @@ def measure(workspace: Workspace) -> Result:
 
 
 def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tuple[Figure, ...], tuple[str, ...]]:
-    """Return the figures for the build in the tree, and a note for each missing time.
+    """Return the figures for the build that created the build tree, and a note for each missing time.
 
     ``slower`` is the factor by which emulation increases the compile time. If some objects came from ccache, the result
     omits the total time of all objects, and does not compare the time of the whole build with a goal.
@@ -147,7 +147,7 @@ def figures_of_the_build(builder: building.Builder, slower: float) -> tuple[tupl
 
 
 def has_tree(user: Config) -> bool:
-    """Return whether the user's folder contains a build tree of torch."""
+    """Return whether the user's build folder contains a build tree of torch."""
     return any(user.target_root.glob("work/torch-*/pytorch/build/compile_commands.json"))
 
 
@@ -170,14 +170,17 @@ def command_lines(builder: building.Builder) -> list[list[str]]:
 
 
 def seconds_of_objects(home: Path) -> list[float]:
-    """Return the compile time of each object in ninja's log. The times overlap: objects were compiled in parallel."""
+    """Return the compile time of each object in ninja's log.
+
+    The sum of these times exceeds the elapsed time, because objects were compiled in parallel.
+    """
     rows = (home / "pytorch" / "build" / ".ninja_log").read_text().splitlines()[1:]
     parts = [row.split("\t") for row in rows]
     return [(int(item[1]) - int(item[0])) / 1000 for item in parts if item[3].endswith((".o", ".gch"))]
 
 
 def for_gcc(words: list[str], program: str) -> list[str]:
-    """Convert one of the build's command lines to GCC's: remove warning options and options that only Clang has."""
+    """Convert one of the build's command lines for GCC: remove warning options and options that only Clang supports."""
     made = [program]
     rest = iter(words[1:])
     for word in rest:

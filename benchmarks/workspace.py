@@ -121,7 +121,7 @@ class Workspace:
         files.remove(self.folder)
 
     def manifests(self) -> dict[str, Manifest]:
-        """Return each step's manifest; the keys are the names of the steps."""
+        """Return the manifests of all steps, by the names of the steps."""
         paths = sorted(self.config.target_root.glob(f"*{MANIFEST_SUFFIX}"))
         return {found.step: found for path in paths if (found := Manifest.read(path)) is not None}
 

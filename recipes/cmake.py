@@ -14,7 +14,7 @@ def compile_options(target: Architecture, prefix: str, *, cross: bool) -> list[s
 
 
 def cross_options(target: Architecture, prefix: str) -> list[str]:
-    """Return options that set the builder image's cross compiler and the installation prefix."""
+    """Return options that select the builder image's cross compiler and set the installation prefix."""
     settings = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_SYSTEM_NAME": "Linux",

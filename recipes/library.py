@@ -24,7 +24,7 @@ TREE, STAGE = "/usr/src/build", "/usr/src/stage"
 class Build:
     """How a library is compiled and installed.
 
-    With ``cross``, the image runs on this PC without emulation, and the library is cross-compiled.
+    If ``cross`` is true, the image runs on this PC without emulation, and the library is cross-compiled.
     """
 
     cross: bool

@@ -20,7 +20,7 @@ _SOURCES = ("tree", "archive", "git", "index")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The recipe for one artefact. ``settings`` contains values that only this recipe has: pins, prefixes, options."""
+    """The recipe for one artefact. ``settings`` contains this recipe's own pins, prefixes and options."""
 
     name: str
     title: str
@@ -46,10 +46,10 @@ class Recipe:
         return replace(self, tables={**self.tables, **self.architectures.get(name, {})}, architectures={})
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the input files and the recipe's data, without comments and other versions' tables.
+        """Return the SHA-256 of the input files and of the recipe's data, except comments and tables of other versions.
 
-        The tables of ``architectures`` are not included: a change for one architecture does not affect the products for
-        another.
+        The tables of ``architectures`` are not included, so that a change for one architecture does not affect the
+        products for another.
         """
         data = [self.name, self.title, self.source, self.inputs, self.outputs, dict(self.settings), dict(self.tables)]
         parts = json.dumps(data, sort_keys=True) + tree_fingerprint(self.sources, *self.inputs)

@@ -32,8 +32,8 @@ def register(stage: Path, installed: Path, prefix: str) -> None:
         state = stage / STATE_CONFIG
         state.parent.mkdir(parents=True, exist_ok=True)
         state.write_text("d /run/qpu 2770 root video -\n")
-    # A link to qpu.pc would not work: the file computes its prefix from its own path, and pkg-config would use the
-    # link's path.
+    # A link to qpu.pc would not work, because the file computes its prefix from its own path, and pkg-config would use
+    # the link's path instead.
     pkgconfig.mkdir(parents=True, exist_ok=True)
     relocatable = (installed / "lib/pkgconfig/qpu.pc").read_text()
     (pkgconfig / "qpu.pc").write_text(re.sub(r"(?m)^prefix=.*$", f"prefix={prefix}", relocatable))

@@ -1,4 +1,4 @@
-"""Benchmark ``cpu``: count each workload's instructions with the image's torch wheel and optionally a second wheel."""
+"""Benchmark ``cpu``: count the workloads' instructions with the image's torch wheel and, optionally, a second wheel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHOWN_BLOCKS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """The counts of a workload. If the workload was not run, ``reason`` states why."""
+    """The instruction counts and modelled cycles of a workload. If the workload was not run, ``reason`` states why."""
 
     name: str
     reason: str = ""
@@ -56,7 +56,7 @@ class Row:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Count the workloads' instructions with the image's wheel, and with the wheel ``workspace.against`` if it is set.
+    """Count the workloads' instructions with the image's wheel and, if ``workspace.against`` is set, with that wheel.
 
     Raises PlatformMismatch for a target other than armhf, ArtefactMissing if a wheel is missing, and CommandFailed if
     a program fails.
@@ -114,7 +114,7 @@ def site_of(context: Context, made: Mapping[str, Manifest]) -> Path:
 
 
 def _unpacked(context: Context, wheel: Path, scratch: Path) -> Path:
-    """Unpack a wheel in the same way as the image build. Raises PlatformMismatch or WheelUnusable."""
+    """Unpack a wheel in the same way as the image build does. Raises PlatformMismatch or WheelUnusable."""
     with progress.step(f"unpack {wheel.name}"):
         wheels.audit(wheel, context.target)
         root = scratch / "against"
@@ -194,7 +194,7 @@ def result(rows: Sequence[Row], before: Sequence[Row] | None, names: Sequence[st
 
 
 def figures(rows: Sequence[Row], before: Sequence[Row] | None) -> tuple[Figure, ...]:
-    """Return the cost of ``import torch``, and the ratios between the two wheels and between int8 and float32."""
+    """Return the cost of ``import torch``, and the ratios of this wheel to the other one and of int8 to float32."""
     new = {row.name: row for row in rows}
     old = {row.name: row for row in before or ()}
     start = new[IMPORT]

@@ -24,7 +24,9 @@ def run(
     log: Path,
     plugin: Path | None = None,
 ) -> None:
-    """Run ``python3 WORDS`` with torch from ``site``. ``out`` is mounted at /out; the plugin writes /out/counts.
+    """Run ``python3 WORDS`` with torch from ``site``.
+
+    The folder ``out`` is mounted at /out, where the plugin writes the file ``counts``.
 
     ``binds`` maps paths on this PC to read-only mount points in the container. torch uses one thread. Raises
     CommandFailed, CommandTimedOut, EngineUnavailable.

@@ -4,9 +4,9 @@ The target's Python runs this script, with ``benchmarks/models/networks.py`` in 
 
     python3 workloads.py ROWS.json
 
-Instructions are counted only during ``import torch`` and during the second call to each workload, because the first
-call also allocates memory, packs weights and chooses kernels. The script writes ROWS.json, a list of objects with
-``name``, ``region`` (the region's number, or 0 if the workload was not run) and ``reason``.
+Instructions are counted only during ``import torch`` and during the second call to each workload. The first call is not
+counted, because it also allocates memory, packs weights and chooses kernels. The script writes ROWS.json, a list of
+objects with ``name``, ``region`` (the region's number, or 0 if the workload was not run) and ``reason``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def of_int8_layer(layer: nn.Module, *shape: int) -> Work:
 
 
 def of_int8_linear() -> Work:
-    """Return a function that calls a linear layer, quantized dynamically as in language models."""
+    """Return a function that calls a linear layer that is quantized dynamically, as is usual in language models."""
     layer = quantization.quantize_dynamic(nn.Sequential(nn.Linear(1024, 1024)), {nn.Linear}, torch.qint8)
     x = torch.rand(1, 1024)
     return lambda: layer(x)

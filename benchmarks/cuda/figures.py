@@ -72,7 +72,7 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Return Markdown prose, wrapped to less than 100 characters per line."""
+    """Return Markdown prose, wrapped to fewer than 100 characters per line."""
     return textwrap.fill(text, 99, break_long_words=False, break_on_hyphens=False)
 
 

@@ -6,10 +6,10 @@
     python3 benchmarks/cuda/on_gpu.py --build 90+PTX --out FOLDER    # or build it here with the local CUDA toolkit
 
 The script requires torch with CUDA, numpy and pytest; CuPy, matplotlib and compute-sanitizer are used if they are
-installed. The script installs the wheel into a separate folder, runs the speed comparison, cuda-timing and array-exp,
-and then runs the tests, first without and then with compute-sanitizer. The script writes ``gpu.json`` and the other
-output to FOLDER. If a test run or a measurement was skipped, ``gpu.json`` states the reason. The exit status is 0 if
-nothing failed.
+installed. The script installs the wheel into a separate folder, and runs the speed comparison, cuda-timing and
+array-exp. It then runs all tests, and afterwards repeats a selection of them under compute-sanitizer. The script writes
+``gpu.json`` and the other output to FOLDER. If a test run or a measurement was skipped, ``gpu.json`` states the reason.
+The exit status is 0 if nothing failed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def sanitizer(out: Path, environment: dict[str, str], limit_s: float) -> dict[st
     for tool, select in SANITIZED.items():
         argv: list[str | Path] = [program, f"--tool={tool}", "--error-exitcode=9", "--target-processes=all"]
         if tool in ("racecheck", "synccheck"):
-            # Check only this project's kernels; torch's use of shared memory is out of scope.
+            # Check only this project's kernels, because torch's use of shared memory is out of scope.
             argv.append("--kernel-regex=kns=cuda_ops")
         argv += [sys.executable, "-m", "pytest", "-c", os.devnull]
         argv += [f"--rootdir={TESTS.parent}", "-p", "no:cacheprovider", "-q"]

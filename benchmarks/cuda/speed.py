@@ -2,9 +2,9 @@
 
 CUDA events before and after a batch of calls measure the time of the kernels. Softmax and matrix-vector multiplication
 often run for less time than their launch takes, so each batch of these calls is timed as a CUDA graph. Launch times are
-measured with the host's clock, over batches that the GPU executes faster than the host can launch them. The candidates
-of a comparison alternate, one batch per round, so changes in the GPU's clock rate or the host's load affect all
-candidates. The result is the median over all rounds.
+measured with the host's clock, for batches of calls that the GPU executes faster than the host launches them. The
+candidates of a comparison alternate, one batch per round, so changes in the GPU's clock rate or the host's load affect
+all candidates alike. The result is the median over all rounds.
 
 ``python speed.py out.json`` writes the results to ``out.json``. The script is independent of the rest of the
 repository.
@@ -79,7 +79,10 @@ def by_events(call: Callable[[], object], calls: int) -> float:
 
 
 def by_graph(call: Callable[[], object], calls: int) -> float:
-    """Return the time per call in microseconds, without the launch, measured in a CUDA graph of ``calls`` calls."""
+    """Return the time per call in microseconds, measured with a CUDA graph of ``calls`` calls.
+
+    The time does not include the launches.
+    """
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -161,7 +164,7 @@ def plain_add(a: Any, b: Any, c: Any) -> Callable[[], object]:
 
 
 def additions() -> list[Comparison]:
-    """Measure the time of add2 for 2^20 and 2^28 elements, and of axpy for 2^28.
+    """Measure the time of add2 for 2^20 and 2^28 elements, and that of axpy for 2^28 elements.
 
     The operators are memory-bound at 2^28 elements.
     """
@@ -303,7 +306,7 @@ def launches(which: str) -> list[Comparison]:
 
 
 def other_launches() -> list[Comparison]:
-    """Measure the host time per call of each operator except add2. One matrix has few, long rows (100 x 10000)."""
+    """Measure the host time per call of each operator except add2. One matrix has few but long rows (100 x 10000)."""
     import torch
 
     ops = torch.ops.cuda_ops

@@ -1,4 +1,4 @@
-"""Count the instructions that models execute, both compiled by TVM and in eager PyTorch.
+"""Count the instructions that models execute, once as compiled by TVM and once in eager PyTorch.
 
 ``./inv bench --name=models`` runs this benchmark for the target's CPU.
 

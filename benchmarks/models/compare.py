@@ -34,7 +34,10 @@ _TARGETS = {"armhf": "armv7", "arm64": "aarch64"}
 
 @dataclass(frozen=True)
 class Cell:
-    """The measurements of a model in one of the variants in ``HOW``; ``reason`` states why it was not run."""
+    """The measurements of a model in one of the variants in ``HOW``.
+
+    If the model was not run, ``reason`` states why.
+    """
 
     instructions: int = 0
     seconds: float = 0.0
@@ -42,9 +45,10 @@ class Cell:
 
 
 def measure(workspace: Workspace) -> Result:
-    """Compile the models for the target, then count their instructions and measure their times under emulation.
+    """Compile the models for the target, then count their instructions and measure their run times under emulation.
 
-    Raises ArtefactMissing if there is no torch wheel; CommandFailed; or the same errors as ``models.compile_for``.
+    Raises ArtefactMissing if there is no torch wheel, CommandFailed if a program fails, and the same errors as
+    ``models.compile_for``.
     """
     require_root("to unpack the root filesystem and the tools", "./inv bench --name=models")
     config = workspace.user

@@ -1,9 +1,9 @@
 """Models with random weights: a small CNN, an LSTM, a transformer layer, MobileNetV2 and ResNet18.
 
 ``profile-remote --model benchmarks.models.networks:cnn`` compiles one of the models. MobileNetV2 and ResNet18 have the
-same layers and numbers of parameters as torchvision's models. Both are defined here because torch.nn lacks them. In
-these networks, FloatFunctional modules compute the sums, so that eager quantization can replace these modules
-(``benchmarks/cpu/workloads.py``).
+same layers and numbers of parameters as torchvision's models. These two models are defined here because torch.nn does
+not contain them. In these networks, FloatFunctional modules compute the sums, so that eager quantization can replace
+these modules (``benchmarks/cpu/workloads.py``).
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class InvertedResidual(nn.Module):  # type: ignore[misc]
         self.sum = nn.quantized.FloatFunctional() if stride == 1 and given == made else None
 
     def forward(self, x: Any) -> Any:
-        """Return the output of the layers, plus the input if both have the same shape."""
+        """Return the output of the layers, to which the input is added if it has the same shape."""
         y = self.layers(x)
         return self.sum.add(x, y) if self.sum else y
 
 
 class BasicBlock(nn.Module):  # type: ignore[misc]
-    """Two convolutions and a shortcut."""
+    """A block of two convolutions and a shortcut."""
 
     def __init__(self, given: int, made: int, stride: int) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
 """Audit a CUDA operator wheel: the CPU and GPU architectures of its code, and what it requires from the system.
 
-GPU code is in the section ``.nv_fatbin``: a sequence of containers, each with a header (magic 0xba55ed50, version, size
-of the header, size of the content) and entries (kind 1 for PTX and 2 for machine code, size of the entry's header, size
-of its content and, at offset 28, the compute capability). The layout is not documented. ``cuobjdump`` prints the same
-values as this module reads, and a test compares these values with nvcc's arguments.
+GPU code is in the section ``.nv_fatbin``, which is a sequence of containers. Each container has a header (magic
+0xba55ed50, version, size of the header, size of the content) and entries. Each entry has a kind (1 for PTX, 2 for
+machine code), the size of its header, the size of its content and, at offset 28, the compute capability. This layout is
+not documented. ``cuobjdump`` prints the same values that this module reads, and a test compares these values with
+nvcc's arguments.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Contents:
 
 
 def audit(wheel: Path, target: Architecture, architectures: tuple[str, ...]) -> Contents:
-    """Check a wheel against the requested architectures; return its contents.
+    """Check that a wheel contains code for exactly the requested architectures; return the result of the audit.
 
     Raises PlatformMismatch if the wheel was built for another CPU architecture. Raises WheelUnusable if the wheel is
     damaged, requires a specific Python or uncommon libraries, or does not contain exactly the requested GPU code.

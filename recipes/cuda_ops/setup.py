@@ -112,7 +112,8 @@ class Build(build_ext):  # type: ignore[misc]
         common = ["-std=c++17", "-O3"]
         host = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-ffile-prefix-map={HERE}=."]
         objects = []
-        # With a cross compiler, nvcc would search a header folder of the target machine, so name the folders here.
+        # Name the toolkit's header folders, because with a cross compiler, nvcc would search the target machine's
+        # folder.
         headers = [f"-isystem={folder}" for folder in (cuda / "include", cuda / "include" / "cccl")]
         for name in KERNELS:
             objects.append(work / f"{name}.o")
@@ -188,7 +189,7 @@ class Build(build_ext):  # type: ignore[misc]
 
 
 class Wheel(bdist_wheel):  # type: ignore[misc]
-    """A wheel for any Python 3 on a platform: the library is independent of Python."""
+    """A wheel for one platform and any Python 3, because the library does not depend on Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         """Return the three tags in the wheel's file name."""
@@ -200,7 +201,7 @@ class Binary(Distribution):  # type: ignore[misc]
     """A distribution that contains a compiled library."""
 
     def has_ext_modules(self) -> bool:
-        """Return True: the distribution is not pure Python."""
+        """Return True, because the distribution is not pure Python."""
         return True
 
 

@@ -49,7 +49,7 @@ def obtain(recipe: Recipe, config: Config, target: Architecture) -> Toolkit:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """Return a description of the toolkit as a step input; nothing is fetched."""
+    """Return a description of the toolkit as a step input, without fetching the toolkit."""
     if config.cuda.toolkit not in ("", PYPI):
         return f"{config.cuda.toolkit} {release_of(ROOT / config.cuda.toolkit)}"
     found = None if config.cuda.toolkit else _system(recipe)

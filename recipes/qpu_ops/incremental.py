@@ -1,12 +1,12 @@
-"""Update the previous build of the extension wheel if only its sources have changed: this takes seconds, not minutes.
+"""Update the previous build of the extension wheel within seconds if only the extension's sources have changed.
 
-A full build starts Python and imports torch under emulation, and then compiles every source. A changed kernel requires
-only one compilation and one link. Therefore, the previous full build is stored: its source folder with the objects, its
-compiler and linker command lines, its wheel, and a hash (``surroundings``). The hash covers everything else that
-determines the wheel: the development root, torch, libqpu, the compiler and setup.py. If the hash is unchanged, a
-rebuild runs the compiler command lines for the changed sources and the linker command lines for their modules, without
-Python. It then puts the products into a copy of the wheel. The installed files are identical to those of a full build,
-byte for byte; a test compares them.
+A full build takes minutes: it starts Python and imports torch under emulation, and then compiles every source. A
+changed kernel requires only one compilation and one link. Therefore, the previous full build is stored: its source
+folder with the objects, its compiler and linker command lines, its wheel, and a hash (``surroundings``). The hash
+covers everything else that determines the wheel: the development root, torch, libqpu, the compiler and setup.py. If the
+hash is unchanged, a rebuild runs the compiler command lines for the changed sources and the linker command lines for
+their modules, without Python. It then puts the products into a copy of the wheel. The installed files are identical to
+those of a full build, byte for byte; a test compares them.
 
 If the hash differs or the stored build is inconsistent, the stored build is ignored, and a full build follows.
 """
@@ -61,8 +61,8 @@ class PreviousBuild:
     def remember(self, surroundings: str, output: str, wheel: Path) -> None:
         """Record a successful full build: the command lines in its ``output``, and a copy of its ``wheel``.
 
-        The output of concurrent compilers can be interleaved. If the command line for any linked object is not found,
-        nothing is recorded.
+        The output of concurrent compilers can be interleaved. Therefore, nothing is recorded if the command line for
+        any linked object is not found.
         """
         commands = compiler_commands(output)
         compiled = {item[item.index("-o") + 1] for item in commands if "-c" in item}
@@ -98,7 +98,7 @@ class PreviousBuild:
         fits = document.get("surroundings") == surroundings and document.get("names") == _names(recipe)
         if not fits or not links or not objects or not old.is_file():
             return None
-        # Delete the record first: it must not exist if an interruption leaves the files inconsistent.
+        # Delete the record first, so that no record exists if an interruption leaves the files inconsistent.
         (self.folder / _RECORD).unlink()
         for name in document["names"]:
             if (recipe / name).read_bytes() != (self.source / name).read_bytes():

@@ -1,12 +1,12 @@
-"""Build the extension: `pip wheel .`, or `python setup.py bdist_wheel`.
+"""Build the extension with `pip wheel .` or `python setup.py bdist_wheel`.
 
 libqpu is expected in include/ and lib/ in the folder that LIBQPU_PREFIX names. If this variable is not set, pkg-config
-finds libqpu. libqpu is linked by its soname, and the extension does not contain a search path: at run time, the loader
-finds libqpu.so.1 through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
+finds libqpu. libqpu is linked by its soname, and the extension does not contain a search path, so at run time the
+loader finds libqpu.so.1 through /etc/ld.so.conf.d or LD_LIBRARY_PATH.
 
 For cross-compilation, TORCH_FILES is set to the folder of a torch package for the target machine. The extension is
-compiled against this package. torch is not imported; its properties are read from the package's files.
-The compiler and the modules' file names come from the target Python's settings (_PYTHON_SYSCONFIGDATA_NAME,
+compiled against this package. Instead of importing torch, this script reads torch's properties from the package's
+files. The compiler and the modules' file names come from the target Python's settings (_PYTHON_SYSCONFIGDATA_NAME,
 _PYTHON_HOST_PLATFORM).
 """
 
@@ -20,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-# Remove this folder from the search path: the recipe's modules must not shadow installed packages.
+# Remove this folder from the search path, so that the recipe's modules do not shadow installed packages.
 _HERE = Path(__file__).resolve().parent
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
 
@@ -79,7 +79,7 @@ def pybind11_folders() -> list[str]:
 
 
 def torch_extension(name: str, sources: list[str], *, include_dirs: list[str], **settings: list[str]) -> Extension:
-    """Set up an extension for the torch in TORCH_FILES, as torch's CppExtension and BuildExtension would."""
+    """Describe an extension for the torch package in TORCH_FILES, as torch's CppExtension and BuildExtension would."""
     folder = Path(TORCH_FILES)
     library = (folder / "lib" / "libtorch_python.so").read_bytes()
     # Modules share pybind11's types with torch if they use the same identifier for the compiler. If torch does not
@@ -126,7 +126,7 @@ class ParallelBuild(build_ext):  # type: ignore[misc]
     compiler: Any
 
     def finalize_options(self) -> None:
-        """Set the number of parallel builds to the number of modules."""
+        """Set the number of parallel builds to the number of modules, unless it is already set."""
         super().finalize_options()
         self.parallel = self.parallel or len(self.distribution.ext_modules)
 

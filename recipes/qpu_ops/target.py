@@ -5,7 +5,7 @@ against torch's files, with the headers and settings of the target's Python. Cro
 emulation nor the development root.
 
 The other environment is the armv7 container, in which plain ``pip wheel`` builds the wheel, as a user would. In the
-container, torch and libqpu are installed as on the target, and the native compiler can replace the emulated one
+container, torch and libqpu are installed as on the target. The native compiler can replace the emulated compiler there
 (images.native) without a change to the wheel's own build. Both environments produce the same wheel, byte for byte; a
 test compares the wheels.
 """
@@ -119,8 +119,8 @@ def build(
     """Build the wheel into ``folder``, audit it, and return its path.
 
     ``torch_site`` and ``libqpu`` contain torch and libqpu, with the same layout as the target's root filesystem.
-    ``surroundings`` are strings that identify the mounted files. With ``reuse``, the previous build is updated if its
-    ``surroundings`` were the same (recipes.qpu_ops.incremental).
+    ``surroundings`` are strings that identify the mounted files. If ``reuse`` is true and the previous build had the
+    same ``surroundings``, that build is updated (recipes.qpu_ops.incremental).
 
     Raises CommandFailed, PlatformMismatch or WheelUnusable.
     """

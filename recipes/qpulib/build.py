@@ -72,7 +72,7 @@ def pin(recipe: Recipe) -> str:
 
 
 def identity(recipe: Recipe, config: Config) -> str:
-    """Return the pinned commit or, for a folder that is not a git tree, its fingerprint, as an input of the step."""
+    """Return the step's input: the pinned commit, or the fingerprint of a folder that is not a git tree."""
     folder = config.qpulib_source
     if folder.is_dir() and not (folder / ".git").exists():
         return f"tree {files.tree_fingerprint(folder, 'Lib/**/*')[:16]}"
@@ -92,7 +92,7 @@ def obtain(recipe: Recipe, config: Config) -> Checkout:
 
 
 def verify(recipe: Recipe, folder: Path) -> Checkout:
-    """Check that a folder contains upstream's source at the pinned commit, unchanged.
+    """Check that a folder contains upstream's unchanged source at the pinned commit.
 
     Raises SourceUnavailable for another commit, changed files, or a folder without Lib/QPULib.h and Lib/**/*.cpp.
     """

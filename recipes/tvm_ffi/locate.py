@@ -29,7 +29,7 @@ def require_target(data: Recipe, target: Architecture, suite: Suite) -> None:
         raise PlatformMismatch(
             f"{name} does not have to be built for {target.debian}",
             expected="a 32-bit target (armhf)",
-            found=f"image.architecture: {target.debian}; the package index has a wheel for it",
+            found=f"image.architecture: {target.debian}; the package index has a wheel for this architecture",
             fix=f"on the board, run pip install {name}=={data.settings['version']} in a virtual environment",
         )
     if reason := data.tables["refused"].get(suite.name):

@@ -1,12 +1,12 @@
-"""TVM's RPC server for the board, restarted when it fails. Requires only Python and TVM's runtime.
+"""Run TVM's RPC server on the board, and restart it when it fails. Requires only Python and TVM's runtime.
 
     python3 board_server.py --port 9090 [--host ADDRESS] [--tracker HOST:PORT --key KEY] [--custom-addr ADDRESS]
     python3 board_server.py --proxy HOST:PORT --key KEY          (the board connects to the proxy)
     python3 board_server.py --check                              (start, print the version, exit)
 
-In TVM's server (0.27), a kernel that crashes ends the thread that accepts connections, but the process and its port
-remain, and the next client waits forever. The same happens if the tracker is unreachable at the start. This script
-therefore stops the server's process after an exception in any of its threads, and restarts it on the same port.
+In TVM's server (0.27), the crash of a kernel ends the thread that accepts connections. The process and its port remain,
+so the next client waits forever. The same happens if the tracker is unreachable at the start. This script therefore
+stops the server's process after an exception in any of its threads, and restarts it on the same port.
 
 The server also keeps a model's parameters on the board. Clients call the RPC functions ``pitorch.parameters.map`` and
 ``pitorch.parameters.keep`` (see ``Parameters``).
@@ -40,7 +40,10 @@ MAX_BYTES = 1 << 31
 
 
 def _die_of_exceptions() -> None:
-    """Let an uncaught exception in any thread end the process. The server calls this before it starts threads."""
+    """Let an uncaught exception in any thread end the process.
+
+    The server calls this function before it starts threads.
+    """
 
     def end(fault: threading.ExceptHookArgs) -> None:
         traceback.print_exception(fault.exc_type, fault.exc_value, fault.exc_traceback)
@@ -53,8 +56,8 @@ def _die_of_exceptions() -> None:
 class Parameters:
     """The parameters of the last model, in a file that is named after their SHA-256. The file is kept between sessions.
 
-    The loader (``device/remote/loader``) uses the same folder, permissions and size limit, and also keeps only the
-    last model, because the folder may be in memory. Clients pass a digest, never a path.
+    The loader (``device/remote/loader``) uses the same folder, permissions and size limit, and also keeps only the last
+    model, because the folder may be on a filesystem in memory. Clients pass a digest, never a path.
     """
 
     def __init__(self) -> None:
@@ -93,7 +96,8 @@ class Parameters:
         _require_digest(digest)
         with contextlib.suppress(OSError), (_folder() / digest).open("rb") as file:
             if os.fstat(file.fileno()).st_size == size:
-                # DLPack rejects read-only arrays of NumPy. The pages are private: writing would not change the file.
+                # DLPack rejects read-only NumPy arrays. The pages are private, so writing to them would not change the
+                # file.
                 mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
                 if hashlib.sha256(mapped).hexdigest() == digest:
                     return tvm.runtime.from_dlpack(numpy.frombuffer(mapped, numpy.uint8))
@@ -217,7 +221,8 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             with contextlib.ExitStack() as stack:
-                # The server creates each session's files there, and leaves them if the session's kernel crashes.
+                # The server creates each session's files in TMPDIR, and does not remove them if the session's kernel
+                # crashes.
                 os.environ["TMPDIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="pitorch-rpc-"))
                 stack.callback(parameters.clean)
                 server = rpc.Server(

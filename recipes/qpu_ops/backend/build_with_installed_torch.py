@@ -1,6 +1,6 @@
 """A build backend: setuptools, with access to the interpreter's installed packages.
 
-By default, ``pip wheel .`` isolates a build from the installed packages and would download torch. The downloaded
+By default, ``pip wheel .`` isolates a build from the installed packages, so it would download torch. The downloaded
 version could differ from the installed one, and no index provides torch for armv7. This backend restores access to the
 folders that the interpreter itself searches, so that plain ``pip wheel .`` works without a network.
 """

@@ -111,7 +111,10 @@ def register() -> None:
 
 
 def _requires_grad_is_right() -> bool:
-    """Return whether the library reads ``requires_grad`` correctly; torch's stable interface cannot read it."""
+    """Return whether the library reads ``requires_grad`` correctly.
+
+    torch's stable interface has no function for this.
+    """
     plain, leaf = torch.zeros(1), torch.zeros(1, requires_grad=True)
     with torch.enable_grad():
         derived = leaf * 2

@@ -1,8 +1,8 @@
 """``array-exp -l N``: compute exp of each element of a vector with numpy, CuPy, torch and cuda_ops.
 
-For each implementation, prints the number of decimal digits that agree with a result in double precision, and the time
-per call. GPU times are measured with CUDA events before and after many calls. As the output states, they exclude copies
-to and from the GPU, the allocation of the input, and the first call.
+For each implementation, the program prints the number of decimal digits that agree with a result in double precision,
+and the time per call. GPU times are measured with CUDA events before and after many calls. As the output states, the
+times exclude copies to and from the GPU, the allocation of the input, and the first call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXCLUDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The result of one implementation: its time per call in ``seconds``, or why it was skipped, in ``skipped``."""
+    """The time per call of one implementation, or the reason why the implementation was skipped."""
 
     name: str
     seconds: float = math.nan
@@ -110,7 +110,7 @@ def compare(length: int, *, runs: int = 100) -> list[Row]:
 
 
 def torchs_stream(cupy: Any) -> Any:
-    """Return CuPy's object for torch's current stream; since CuPy 14, the class has a different name."""
+    """Return CuPy's object for torch's current stream. The object's class has had a different name since CuPy 14."""
     import torch
 
     stream = torch.cuda.current_stream()

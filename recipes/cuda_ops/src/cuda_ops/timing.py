@@ -11,7 +11,7 @@ synchronises (waits for the GPU) after it::
     no            no           only the launch, or the time until a full queue has a free entry
 
 The reference is the time between CUDA events, which are time stamps that the GPU records in the queue. If all calls
-between two events are queued before the GPU starts the first one, this time does not depend on the host.
+between two events are queued before the GPU starts the first call, this time does not depend on the host.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _INPUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """The times of the calls with one of the four methods, measured by the host clock in microseconds."""
+    """The times of all calls in microseconds, as measured by the host clock with one of the four methods."""
 
     before: str
     after: str
@@ -65,7 +65,7 @@ class Regime:
 
     @property
     def median_us(self) -> float:
-        """The median of the timed calls in microseconds."""
+        """The median time of a call in microseconds."""
         return statistics.median(self.samples_us)
 
     @property
@@ -279,7 +279,8 @@ def write_timeline(name: str, inputs: Sequence[str], path: Path, *, runs: int = 
     tensors = [_tensor(text) for text in inputs]
     operation(*tensors)
     torch.cuda.synchronize()
-    # acc_events keeps all events. Without it, torch warns that later cycles drop events, although there are none.
+    # acc_events keeps all events. Without it, torch warns that later cycles drop events, although there are no later
+    # cycles.
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as recorded:
         for before, after in REGIMES:
             with record_function(f"{before} / {after}"):
@@ -315,7 +316,7 @@ def plot(timing: Timing, path: Path) -> None:
 
 
 def nsys_record(words: Sequence[str], folder: Path) -> str:
-    """Run the same measurement under ``nsys profile``; return a message about the result."""
+    """Repeat the measurement under ``nsys profile``; return a message about the result."""
     program = shutil.which("nsys")
     if program is None:
         return "nsys is not installed, so there is no report"

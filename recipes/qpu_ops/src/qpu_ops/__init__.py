@@ -48,7 +48,10 @@ class Backend(NamedTuple):
 
 
 def backend() -> Backend:
-    """Return the backend that runs kernels in this process, and why. Raises QpuError for an invalid QPU_BACKEND."""
+    """Return the backend that runs kernels in this process, and the reason for this choice.
+
+    Raises QpuError for an invalid QPU_BACKEND.
+    """
     return Backend(*_native.backend())
 
 

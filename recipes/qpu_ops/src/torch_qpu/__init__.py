@@ -6,8 +6,8 @@
 
 (``import torch`` imports this package automatically if the wheel is installed.)
 
-The QPUs compute float32 operators that have a kernel. The CPU computes everything else, with its usual results;
-``fallbacks()`` counts these calls. ``torch.qpu`` is the device's module, like ``torch.cuda``.
+The QPUs compute float32 operators that have a kernel. The CPU computes all other operators, with its usual results;
+``fallbacks()`` counts the calls of these operators. ``torch.qpu`` is the device's module, like ``torch.cuda``.
 
 Environment variables, read when the first tensor is created:
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-# Must come first, so that PyTorch stays unchanged if this raises because libqpu is missing.
+# This import must come first, so that PyTorch stays unchanged if the import fails because libqpu is missing.
 from torch_qpu import _C
 
 if not hasattr(torch, "qpu"):
@@ -53,7 +53,7 @@ __all__ = [
 
 
 def cpu_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor that shares the tensor's memory, without a copy: writes to one are visible in the other.
+    """Return a CPU tensor that shares the tensor's memory, so that writes to either tensor are visible in the other.
 
     Raises RuntimeError for a tensor on another device. On a board, the function always raises RuntimeError, because the
     CPU cannot treat GPU memory as ordinary memory there; use ``.cpu()`` instead.
@@ -73,7 +73,7 @@ def check_finite(on: bool) -> None:
     """Set whether the CPU computes each operator that has Inf or NaN in an operand.
 
     QPUs do not follow IEEE 754 for these values. The check is off by default, because it reads the whole operand, and
-    because fused kernels are then replaced by separate operators. The check is also on while
+    because it replaces fused kernels by separate operators. The check is also on while
     ``torch.autograd.set_detect_anomaly(True)`` or ``detect_anomaly()`` is active, unless its ``check_nan`` is False.
     """
     _C.set_finite_only(on)
@@ -91,11 +91,11 @@ def _register() -> None:
 
 
 def _let_backward_threads_rest() -> None:
-    """Before Python exits, wait for at most half a second until the other threads are idle.
+    """Before Python exits, wait until the other threads are idle, but for at most half a second.
 
     PyTorch's thread for a device cleans up a backward pass after ``backward()`` has returned, and acquires the GIL to
-    do so. If this thread acquires the GIL while the interpreter is shutting down, Python ends it, and C++ aborts the
-    process (``terminate called without an active exception``). PyTorch's other devices have the same race.
+    do so. If this thread acquires the GIL while the interpreter is shutting down, Python ends the thread, and C++
+    aborts the process (``terminate called without an active exception``). PyTorch's other devices have the same race.
     """
     own = str(threading.get_native_id())
     end = time.monotonic() + 0.5

@@ -12,14 +12,14 @@ The table also contains GFLOPS, GB/s, and the share of the limiting resource tha
 arithmetic (96 floating-point operations per V3D clock) or memory (the bytes per clock that it can transfer in the
 emulator's model of the board).
 
-A second table counts the launches of a training step for small networks and optimisers. On a board, every launch takes
-about 0.1 ms, regardless of what it computes.
+A second table counts the launches of a training step for small networks with different optimisers. On a board, every
+launch takes about 0.1 ms, regardless of what it computes.
 
 If the machine has QPUs, all values are measured. Otherwise, the emulator runs the kernels, and the columns marked
 *model* contain values from its model of a board (QPU_BOARD, by default a Pi 3). These values apply to the kernels
 alone, since the emulator does not model the CPU. Unless QPU_MODEL is set, each modelled share is given with the range
-of its values for QPU_MODEL=fast and QPU_MODEL=slow. CPU columns are always measured on the machine that runs this
-script, so on a PC they do not apply to a Pi's CPU. The output names the machine.
+of its values for QPU_MODEL=fast and QPU_MODEL=slow. The CPU columns are always measured on the machine that runs this
+script, so values from a PC do not apply to a Pi's CPU. The output names the machine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Operation = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """An operator at one size."""
+    """An operator with operands of one size."""
 
     operator: str
     size: str
@@ -92,7 +92,7 @@ class Row:
 
 
 def cases(quick: bool) -> list[Case]:
-    """Return the table's cases; if ``quick`` is true, only sizes that the emulator runs within seconds."""
+    """Return the table's cases; if ``quick`` is true, only those that the emulator runs within seconds."""
     found = []
     for width in (10, 100, 1000) if quick else (1, 10, 100, 1000, 10000):
         found.append(
@@ -233,7 +233,7 @@ def _launches(case: Case, there: list[torch.Tensor], repeats: int) -> list[Any]:
 
 
 def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]:
-    """Return the modelled time in seconds, the share of the limiting resource that is used, and its name."""
+    """Return the modelled time in seconds, the used share of the limiting resource, and the name of this resource."""
     launches = _launches(case, there, 1)
     _, clock, bytes_per_clock = _C.model()
     compute = sum(event.clocks for event in launches) / clock
@@ -242,7 +242,7 @@ def _modelled(case: Case, there: list[torch.Tensor]) -> tuple[float, float, str]
 
 
 def _at_ends(case: Case, there: list[torch.Tensor]) -> list[float]:
-    """Return the share of the limiting resource that is used, for the fastest and the slowest model parameters.
+    """Return the used share of the limiting resource with the fastest and with the slowest model parameters.
 
     The list is empty if QPU_MODEL is set.
     """
@@ -297,7 +297,7 @@ def measure(case: Case, *, model: bool) -> Row:
 
 
 def machine(model: bool) -> dict[str, Any]:
-    """Return the machine and software on which the figures were measured."""
+    """Describe the machine and the software with which the figures were measured."""
     name, reason = _C.backend()
     path = Path("/proc/device-tree/model")
     board = path.read_text(errors="replace").rstrip("\0\n ") if path.is_file() else ""

@@ -1,6 +1,6 @@
 """``torch.qpu``: the device module that PyTorch and models expect, modelled on ``torch.cuda``.
 
-There is one device, ``qpu:0``, and one stream: launches are synchronous.
+There is one device, ``qpu:0``, and one stream, because launches are synchronous.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DeviceProperties:
 
 
 def init() -> None:
-    """Do nothing: memory and QPUs are opened on first use."""
+    """Do nothing, because memory and QPUs are opened on first use."""
 
 
 def is_initialized() -> bool:
@@ -114,13 +114,13 @@ def get_device_properties(device: Any = None) -> DeviceProperties:
 
 
 def get_device_capability(device: Any = None) -> tuple[int, int]:
-    """Return the VideoCore generation and a revision, which is always 0: all boards use the same kernels."""
+    """Return the VideoCore generation, and a revision that is always 0 because all boards use the same kernels."""
     _index(device)
     return 4, 0
 
 
 def synchronize(device: Any = None) -> None:
-    """Return immediately: launches are synchronous, so there is no work to wait for."""
+    """Return immediately. Launches are synchronous, so there is no work to wait for."""
     _index(device)
 
 
@@ -176,7 +176,7 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Return the maximum number of bytes used by tensors since the start or ``reset_peak_memory_stats``."""
+    """Return the maximum number of bytes used by tensors since the start or the last ``reset_peak_memory_stats``."""
     return memory_stats(device)["allocated_bytes.peak"]
 
 

@@ -2,17 +2,17 @@
 
     fast = torch.compile(model, backend="qpu")
 
-A launch takes about 0.1 ms on a board, and elementwise kernels are memory-bound, so a chain of k operators that runs as
-one kernel saves k - 1 launches and the reads and writes of the intermediate results. All other operators run as they do
-without torch.compile. Gradients are traced too (AOTAutograd), so backward passes are also fused.
+A launch takes about 0.1 ms on a board, and elementwise kernels are memory-bound. If a chain of k operators runs as one
+kernel, this saves k - 1 launches, and the reads and writes of the intermediate results. All other operators run as they
+do without torch.compile. Gradients are traced too (AOTAutograd), so backward passes are also fused.
 
 The search for chains visits the nodes in graph order. A node joins the groups of its operands on three conditions: the
-shapes are the same, no operator outside these groups uses their results before the node, and one kernel supports the
-number of inputs (at most 4 arrays and 6 numbers) and outputs (at most 3). A group of two or more nodes becomes one call
-of ``torch_qpu::chain``.
+shapes are the same; no operator outside these groups uses the groups' results before the node does; and the joined
+group does not exceed the limits of one kernel (4 input arrays, 6 input numbers and 3 outputs). A group of two or more
+nodes becomes one call of ``torch_qpu::chain``.
 
 By default, PyTorch uses symbolic sizes once it has seen a second batch size. Two shapes are equal if their expressions
-are equal. Numbers may be computed from sizes, such as the divisor of a mean.
+are equal. Numbers, such as the divisor of a mean, may be computed from sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ aten = torch.ops.aten
 
 
 class Writer:
-    """Collects a chain's steps. A value is ("a", node) for an array, ("n", number), or ("s", index) for a step."""
+    """Collects a chain's steps.
+
+    A value is ("a", node) for an array, ("n", number) for a number, or ("s", index) for a step.
+    """
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, tuple[Any, ...]]] = []
@@ -194,7 +197,7 @@ def _is_contiguous(found: torch.Tensor) -> bool:
 
 
 def _is_fusible_number(value: Any) -> bool:
-    # The comparison rejects NaN too. The operators leave all these numbers to the CPU.
+    # The comparison also rejects NaN. Operators with any of the rejected numbers are computed on the CPU.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 

@@ -1,6 +1,6 @@
 """Make torch.compile's default backend, Inductor, raise an explanatory error, because it does not support the device.
 
-Inductor looks up these classes in ``torch.qpu`` when it is first used; see ``device.__getattr__``.
+When Inductor is first used, it looks up the classes of this module in ``torch.qpu`` (see ``device.__getattr__``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Refusal(Wrapper):  # type: ignore[misc]
 
     @staticmethod
     def create(*_: Any, **__: Any) -> NoReturn:
-        """Raise RuntimeError with the alternatives."""
+        """Raise RuntimeError with a message that names the alternatives."""
         raise RuntimeError(
             "torch.compile's backend 'inductor' does not support the device qpu; use "
             "torch.compile(model, backend='qpu'), which fuses elementwise operators, or backend='aot_eager'"

@@ -52,7 +52,7 @@ class Event(metaclass=_OfTheDevice):
 class StreamContext:
     """The context manager that ``torch.qpu.stream(s)`` returns. It has no effect, because there is only one stream.
 
-    Accepts None, as in CUDA.
+    As in CUDA, the stream may be None.
     """
 
     def __init__(self, stream: torch.Stream | None) -> None:

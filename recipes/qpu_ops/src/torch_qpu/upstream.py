@@ -1,7 +1,7 @@
 """Replace Python functions of PyTorch that assume that an accelerator works like CUDA.
 
-The replacements are installed once, when the device is registered. For other devices, each one calls PyTorch's original
-function.
+The replacements are installed once, when the device is registered. For other devices, each replacement calls PyTorch's
+original function.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _reduced(tensor: torch.Tensor) -> Any:
     """Send a tensor to another process (for example, from a DataLoader's worker or through a Queue) as a copy.
 
     PyTorch would share the tensor's memory, but QPU memory belongs to one process. Errors are raised in the process
-    that receives the tensor: a queue pickles in a separate thread and drops what it cannot pickle, so an error on the
+    that receives the tensor. A queue pickles in a separate thread and drops what it cannot pickle, so an error on the
     sending side would leave the receiver waiting forever.
     """
     if tensor.device.type != "qpu":
@@ -92,7 +92,7 @@ def _parallel_or_refused(original: Any) -> Any:
 
 
 def _refused_on_qpu(original: Any) -> Any:
-    """Return a replacement for ``data_parallel``, DataParallel's functional form, that refuses the same modules."""
+    """Return a replacement for ``data_parallel`` that raises an error for modules that are not on the CPU."""
 
     def data_parallel(
         module: nn.Module,
