@@ -185,7 +185,10 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
 
 
 def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
-    """Return the signed statement about a file. Raises SignatureRefused if the key or the file does not match."""
+    """Return the signed statement about a file.
+
+    Raises SignatureRefused if the signature is missing, or if the key or the file does not match the signature.
+    """
     envelope = envelope_of(path)
     if not envelope.is_file():
         raise SignatureRefused(
