@@ -1,6 +1,6 @@
 """Open a shell in the workbench: the development root with torch, libqpu, the extension and the caller's folder.
 
-The compilers are native (images.native). Files that are created in the mounted folder belong to the caller: the
+The compilers are native (images.native). Files that are created in the mounted folder belong to the caller, because the
 container starts as root, creates a user with the caller's user and group IDs, and continues as that user.
 """
 

@@ -404,10 +404,10 @@ def tally(
 ) -> Result:
     """Return a file's result, based on the lines that pytest-reportlog wrote (each is a JSON report).
 
-    ``signal_at`` is the time at which the limit is reached, in Unix seconds. A test that fails after
-    ``signal_at`` counts as not run, because torch can turn the KeyboardInterrupt into another exception. ``hung`` means
-    that no signal could stop pytest. ``tests`` is None if pytest exited before it had collected the tests; the file
-    then counts as failed, regardless of pytest's exit status.
+    ``signal_at`` is the time at which the limit is reached, in Unix seconds. A test that fails after ``signal_at``
+    counts as not run, because torch can turn the KeyboardInterrupt that is raised at the limit into another exception.
+    ``hung`` means that no signal could stop pytest. ``tests`` is None if pytest exited before it had collected the
+    tests; the file then counts as failed, regardless of pytest's exit status.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}

@@ -83,7 +83,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
         raise ArtefactMissing(
             "there are no object files to compare", expected="at least one object", found=f"{sample} requested"
         )
-    # S311: the choice must be repeatable, not unpredictable.
+    # S311 does not apply, because the choice must be repeatable rather than unpredictable.
     chosen = random.Random(seed).sample(commands, min(sample, len(commands)))  # noqa: S311
     _require_made(listed.parent, [_object_of(item) for item in chosen])
     differing, names = [], []

@@ -1,8 +1,8 @@
 """Write a root filesystem's bill of materials (SBOM) as SPDX 2.3 and CycloneDX 1.6, both in JSON.
 
 debsbom reads the list of packages from dpkg's status file. This project's wheels and libraries are added, each with its
-file's SHA-256. The same input produces the same bytes: identifiers are derived from the contents, and the creation time
-is set to that of the image.
+file's SHA-256. The same input produces the same bytes, because identifiers are derived from the contents, and the
+creation time is set to the image's.
 
 Both documents are validated before they are written: the SPDX document with spdx-tools, and the CycloneDX document with
 the JSON schema in cyclonedx-python-lib.

@@ -55,7 +55,8 @@ def _as_target(python: str) -> None:
 def _use_native_cython() -> None:
     """Import a native wheel of the installed Cython if the wheel's source is identical to the installed source.
 
-    Versions do not identify a source: the distribution's package has patches, and a project can install any commit.
+    A version does not identify a source, because the distribution's package has patches and a project can install any
+    commit.
     """
     from importlib import metadata
 
