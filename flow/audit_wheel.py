@@ -41,7 +41,7 @@ _COLOURS = {PASS: "green", FAIL: "bold red", INCOMPLETE: "yellow"}
 
 @dataclass(frozen=True)
 class Step:
-    """The outcome of a probe step: the number of the signal that killed it, and the error that it raised."""
+    """A probe step's outcome: the number of the signal that killed the step, and the error that the step raised."""
 
     step: str
     signal: int
@@ -64,7 +64,11 @@ class Probed:
 
     @property
     def verdict(self) -> str:
-        """FAIL for an illegal instruction, INCOMPLETE if no step ran or a step failed for another reason, else PASS."""
+        """FAIL, INCOMPLETE or PASS.
+
+        The verdict is FAIL if a step executed an illegal instruction, and INCOMPLETE if no step ran or a step failed
+        for another reason.
+        """
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
         return PASS if self.steps and all(item.result == "ok" for item in self.steps) else INCOMPLETE
@@ -171,11 +175,12 @@ def _probe_table(probed: Probed, cpu: Cpu) -> Table:
 
 
 def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
-    """Audit a wheel for the CPU ``cpu``. The CPU's architecture overrides the configured one.
+    """Audit a wheel for the CPU ``cpu``. The architecture of ``cpu`` overrides the configured architecture.
 
-    ``text`` is NAME==VERSION or a wheel's path, relative to ``folder``. Raises ConfigError for an unknown CPU;
-    PlatformMismatch for a wheel that is not for the target; SourceUnavailable, NetworkUnreachable or WheelUnusable; or
-    the same exceptions as ``flow.extracted_tools.cpu_tools``.
+    ``text`` is NAME==VERSION or the path of a wheel, relative to ``folder``. Raises ConfigError for an unknown CPU, and
+    PlatformMismatch for a wheel that is not for the target. Raises SourceUnavailable, NetworkUnreachable or
+    WheelUnusable if the wheel or one of its dependencies cannot be obtained or used. Also raises the exceptions of
+    ``flow.extracted_tools.cpu_tools``.
     """
     wanted_cpu = cpu_gate.load_cpu(cpu)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture=wanted_cpu.architecture))
@@ -269,13 +274,13 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
             f"the emulator does not emulate {cpu.name}",
             expected=f"an emulated CPU without the capability {name}",
             found=f"an emulated CPU with this capability, although QEMU_CPU is {cpu.name}",
-            fix="install a newer qemu-user (./inv doctor)",
+            fix="install a newer qemu-user; ./inv doctor prints the installed version",
         )
     return Probed(tuple(Step(**line) for line in lines[1:]))
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Describe the first few unchecked functions, then the first few unproven ones; return a line for each function."""
+    """Return a line for each of the first few unchecked functions, followed by the first few unproven functions."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

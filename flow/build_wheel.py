@@ -50,7 +50,7 @@ def build_wheel(config: Config, text: str, *, folder: Path, options: Options | N
 
 
 def _with_rust(context: Context, container: build.BuildContainer) -> build.BuildContainer:
-    """Return a copy of the container with this PC's Cargo settings and the native Rust toolchain.
+    """Return the container with mounts for this PC's Cargo settings and the native Rust toolchain.
 
     The toolchain is extracted when it is used for the first time.
     """
@@ -61,7 +61,10 @@ def _with_rust(context: Context, container: build.BuildContainer) -> build.Build
 
 
 def build_requirements(config: Config) -> list[Path]:
-    """Return wheels that a build may require and that are not in the wheelhouses: torch's and the distribution's."""
+    """Return wheels that a build may require but the wheelhouses lack.
+
+    These are the wheel of torch and the wheels that are made from packages of the distribution.
+    """
     context = Context(config)
     manifests = pipelines.main_job(context, with_workbench=True)
     torch = require(manifests.manifest_path("torch"), "build-image").facts["wheel"]

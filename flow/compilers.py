@@ -20,20 +20,26 @@ def emulated_compiler_reason(context: Context) -> str:
 
 
 def is_extension_cross_compiled(context: Context) -> bool:
-    """Return whether the builder image cross-compiles the extension; if not, a container for the target builds it."""
+    """Return whether the extension is cross-compiled in the builder image.
+
+    Otherwise, it is compiled in a container for the target.
+    """
     can_cross = context.target != context.native and not emulated_compiler_reason(context)
     return context.config.build.native_compiler and can_cross
 
 
 def library_image(context: Context) -> str:
-    """Return the role of the image that compiles libqpu. The setting ``build.native_compiler`` does not affect it."""
+    """Return the role of the image in which libqpu is compiled.
+
+    The setting ``build.native_compiler`` does not affect this choice.
+    """
     return "dev" if emulated_compiler_reason(context) else "builder"
 
 
 def native_compiler(context: Context) -> native.Mounts:
     """Return the mounts that provide the native cross compiler in containers of the development image.
 
-    If the native compiler is disabled or cannot be used, there are no mounts.
+    If the native compiler is disabled or cannot be used, the result contains no mounts.
     """
     if not is_extension_cross_compiled(context):
         return native.Mounts()

@@ -17,9 +17,9 @@ from toolchain.config import Config, ImageConfig
 
 @dataclass
 class Context:
-    """A configuration and its engine.
+    """A configuration, and the connection to the Docker engine.
 
-    The connection to the engine is opened on first use and closed when the ``with`` block ends.
+    The connection is opened on first use and closed when the ``with`` block ends.
     """
 
     config: Config
@@ -74,7 +74,7 @@ class Context:
 
     @property
     def keyrings(self) -> Path:
-        """The folder for downloaded archive keys that no package contains."""
+        """The folder for the signing keys of archives that must be downloaded because no package contains them."""
         return self.config.build_root / "keys"
 
     @property
@@ -84,17 +84,17 @@ class Context:
 
     @property
     def farm(self) -> Path:
-        """The folder with links for the native compiler in development containers (images.native)."""
+        """The folder with symbolic links that the native compiler needs in development containers (images.native)."""
         return self.root / "farm"
 
     @property
     def torch_site(self) -> Path:
-        """The folder into which torch is unpacked, with the same layout as the target's root filesystem."""
+        """The folder into which torch is unpacked. It has the layout of the target's root filesystem."""
         return self.root / "torch-site"
 
     @property
     def libqpu_stage(self) -> Path:
-        """The folder into which libqpu is unpacked, with the same layout as the target's root filesystem."""
+        """The folder into which libqpu is unpacked. It has the layout of the target's root filesystem."""
         return self.root / "libqpu"
 
     def log(self, step: str) -> Path:

@@ -2,10 +2,10 @@
 
 This file runs in a container and requires only Python's standard library.
 
-Usage: ``cpu_probe.py STEPS``, where STEPS is JSON: a list of [name, Python code]. The first step imports the package.
-Every other step runs in a separate process, in which the names from the first step are defined. For each step that
-runs, a line of JSON is printed: the step's name, the number of the signal that killed it (0: none), and the last line
-of its error (empty: none).
+Usage: ``cpu_probe.py STEPS``, where STEPS is a JSON list of steps in the form [name, Python code]. The first step
+imports the package. Every other step runs in a separate process, in which the names from the first step are defined.
+For each step that runs, a line of JSON is printed. It contains the step's name, the number of the signal that killed
+the step (0 if none did), and the last line of the step's error message (empty if the step succeeded).
 """
 
 import ctypes

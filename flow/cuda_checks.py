@@ -58,7 +58,7 @@ def require_checkable(architecture: str, *, check: bool, torch: Sequence[str]) -
     if (check or torch) and architecture != here:
         raise PlatformMismatch(
             f"a wheel for {architecture} cannot be tested on this machine",
-            expected=f"a wheel for {here}, or a build without --check or --torch",
+            expected=f"a wheel for {here}, or a build with neither --check nor --torch",
             found=f"--architecture={architecture}",
             fix="omit --check and --torch; to test the wheel, run benchmarks/cuda/on_gpu.py on the other machine",
         )
@@ -77,8 +77,8 @@ def _require_release(version: str) -> None:
 def other_torch(config: Config, version: str) -> Path:
     """Return the interpreter of the environment with this torch release; create the environment if necessary.
 
-    Raises NetworkUnreachable; WheelUnusable for an unsupported release; or SourceUnavailable if the package index does
-    not have the release.
+    Raises WheelUnusable for an unsupported release, SourceUnavailable if the package index does not have the release,
+    or NetworkUnreachable if the index does not respond.
     """
     _require_release(version)
     folder = config.build_root / "cuda" / f"torch-{version}"
@@ -133,13 +133,15 @@ def install(config: Config, wheel: Path) -> Mapping[str, str]:
         )
         files.remove(site)
         made.rename(site)
-    # Without this variable, torch would load torch_qpu if it is installed in the environment.
+    # Without this variable, torch would load any torch_qpu that is installed in the environment.
     no_backends = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     return {"PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1", **no_backends}
 
 
 def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
-    """Install the wheel and run its tests. ``torch`` is the release to use; empty: the native environment's torch.
+    """Install the wheel and run its tests.
+
+    ``torch`` is the torch release to use. If it is empty, the tests use the native environment's torch.
 
     Raises ChecksFailed with the last lines of pytest's output, and the same exceptions as ``other_torch``.
     """
@@ -183,7 +185,11 @@ def check(config: Config, wheel: Path, *, torch: str = "") -> Checked:
 
 
 def interpreter(config: Config) -> Path:
-    """Return the Python for ``cuda-timing``: the configured one, else the native environment's, else this process's."""
+    """Return the Python interpreter for ``cuda-timing``.
+
+    This is the configured interpreter or, if none is configured, that of the native environment. If that environment
+    does not exist, the interpreter of this process is returned.
+    """
     if config.cuda.python:
         return ROOT / config.cuda.python
     ours = native.python_of(config)

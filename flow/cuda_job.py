@@ -28,13 +28,16 @@ def context_of(config: Config) -> Context:
 
 
 def plan(config: Config, architecture: str = "amd64") -> list[Decision]:
-    """Return a decision for each step: whether it would run, and why."""
+    """Return a decision for each step: whether the step would run, and why."""
     with context_of(config) as context:
         return pipelines.cuda_job(context, target_of(architecture)).plan()
 
 
 def build_wheel(config: Config, architecture: str = "amd64") -> Manifest:
-    """Bring the wheel for an architecture up to date; return its manifest. Raises the failed step's UserError."""
+    """Bring the wheel for an architecture up to date; return the wheel's manifest.
+
+    If a step fails, raises the step's UserError.
+    """
     target = target_of(architecture)
     ensure_running(config)
     native_python.ready(config)

@@ -33,8 +33,8 @@ class Timed:
 def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 10, timeline: bool = False) -> Timed:
     """Time an operation.
 
-    Raises UserError for invalid arguments or if there is no GPU; ArtefactMissing if a module cannot be imported; or
-    CommandFailed.
+    Raises UserError if an argument is invalid or there is no GPU, ArtefactMissing if a module cannot be imported, or
+    CommandFailed if the timing tool fails for another reason.
     """
     python = native.interpreter(config)
     site = config.build_root / "cuda" / "site"
@@ -66,7 +66,7 @@ def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 
             f"{python} cannot import the modules that cuda-timing requires",
             expected="torch, and the wheel built by ./inv build-cuda-wheel",
             found=output.splitlines()[-1],
-            fix="run ./inv build-cuda-wheel --check, or install the wheel for the interpreter in cuda.python",
+            fix="run ./inv build-cuda-wheel --check, or install the wheel for the interpreter that cuda.python names",
         )
     if done.returncode:
         raise CommandFailed(

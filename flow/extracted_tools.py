@@ -23,7 +23,8 @@ _CPU_SUITE = "bookworm"
 def cpu_tools(config: Config) -> Path:
     """Return the folder with the programs that examine machine code; extract them if necessary.
 
-    The programs are llvm-mca, llvm-objdump, and an emulator that supports plugins. Raises the failed step's UserError.
+    The programs are llvm-mca, llvm-objdump, and an emulator that supports plugins. If a step fails, raises the step's
+    UserError.
     """
     with Context(for_all_targets(config, _CPU_SUITE)) as context:
         return ready(context, "cpu-tools", "emulator with plugins and LLVM")
@@ -50,9 +51,9 @@ def ready(
 ) -> Path:
     """Return the folder with the unpacked packages of the step ``name``; extract them if necessary.
 
-    packages.toml lists the packages in a table with the step's name, with ``_`` instead of ``-``. ``foreign`` lists
-    package architectures in addition to this PC's. ``finish`` is called with the folder after the packages have been
-    unpacked. Raises the failed step's UserError.
+    packages.toml lists the packages in a table that has the step's name, except that ``_`` replaces ``-``. The packages
+    may be for this PC's architecture and those in ``foreign``. ``finish`` is called with the folder after the packages
+    have been unpacked. If a step fails, raises the step's UserError.
     """
     packages = packages_for(name.replace("-", "_"), context.image)
     folder = context.root / name

@@ -17,7 +17,7 @@ SUITE = "trixie"
 
 @dataclass(frozen=True)
 class Firmware:
-    """The firmware's folder and licence file, and the file name and SHA-256 of the package that contains both."""
+    """The firmware's folder and licence file, and the file name and SHA-256 of the package that contains them."""
 
     folder: Path
     licence: Path
@@ -26,10 +26,10 @@ class Firmware:
 
 
 def ready(config: Config, name: str = "card-firmware") -> Firmware:
-    """Return the firmware of the step ``name`` (a key of ``card_firmware.PARTS``); apt fetches it if necessary.
+    """Return the firmware of the step ``name``, a key of ``card_firmware.PARTS``; apt fetches the package if necessary.
 
-    The first call prints the boot firmware's licence or, for other firmware, the path of the licence. Raises the failed
-    step's UserError.
+    The first call prints the boot firmware's licence or, for other firmware, the path of the licence. If a step fails,
+    raises the step's UserError.
     """
     with Context(for_all_targets(config, SUITE)) as context, build_lock(context.root):
         pipeline = pipelines.firmware_job(context, name)

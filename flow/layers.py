@@ -1,4 +1,4 @@
-"""The layers and labels of images that are built on a root."""
+"""The layers and labels of images that are based on a root filesystem."""
 
 from __future__ import annotations
 

@@ -63,13 +63,13 @@ class Built:
 def plan(
     config: Config, *, update: bool = False, again: Sequence[str] = (), only: Sequence[str] = ()
 ) -> list[Decision]:
-    """Return a decision for each step: whether it would run, and why.
+    """Return a decision for each step: whether the step would run, and why.
 
-    ``update`` runs the step that queries the mirror; ``again`` names steps to run again. ``only`` restricts the plan to
-    the named steps and their dependencies. With ``torch.from_source``, the plan starts with the steps that build torch.
-    Raises ConfigError for an unknown step.
+    With ``update``, the step that queries the mirror runs in any case, and so do the steps that ``again`` names.
+    ``only`` restricts the plan to the named steps and their dependencies. With ``torch.from_source``, the plan starts
+    with the steps that build torch. Raises ConfigError for an unknown step.
     """
-    # Both pipelines have a step ``mirror``; ``update`` applies to that of the main job.
+    # Both pipelines have a step ``mirror``; ``update`` applies only to the step of the main job.
     before = [item for item in torch_job.plan(config) if item.step.name != _MIRROR] if config.torch.from_source else []
     with Context(config) as context:
         pipeline = _pipeline(context, again, only)
@@ -78,7 +78,10 @@ def plan(
 
 
 def _pipeline(context: Context, again: Sequence[str], only: Sequence[str]) -> Pipeline:
-    """Return the steps of the main job, with the workbench's steps only if ``only`` or ``again`` names one of them."""
+    """Return the steps of the main job.
+
+    The workbench's steps are included only if ``only`` or ``again`` names one of them.
+    """
     usual = pipelines.main_job(context)
     with_workbench = pipelines.main_job(context, with_workbench=True)
     extra = {step.name for step in with_workbench.steps} - {step.name for step in usual.steps}
@@ -102,8 +105,8 @@ def build_image(
 ) -> Built:
     """Bring the system image, or the steps named in ``only``, up to date; ``reuse`` is described in ``Context``.
 
-    Raises RootNeeded, before anything is changed, if a step must make a root filesystem and the user is not root.
-    Raises the failed step's UserError.
+    Raises RootNeeded, before anything is changed, if a step must make a root filesystem and the user is not root. If a
+    step fails, raises the step's UserError.
     """
     began = time.monotonic()
     if os.geteuid() != 0:
@@ -125,7 +128,8 @@ def build_image(
 def _require_root(decisions: Sequence[Decision], task: str) -> None:
     """Raise RootNeeded if a step must make a root filesystem and the user is not root.
 
-    A step is ignored if the only reason to run it is that no engine is running, because its image may already exist.
+    A step is ignored if the only reason to run it is that no engine is running, because the step's image may already
+    exist.
     """
     made = [item for item in decisions if item.runs and item.step.name in _NEED_ROOT and item.reason != NO_ENGINE]
     if made:
@@ -136,8 +140,8 @@ def _require_root(decisions: Sequence[Decision], task: str) -> None:
 def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
     """Bring the workbench image up to date for a task.
 
-    Raises RootNeeded, before anything is changed, if a step must make a root filesystem and the user is not root.
-    Raises the failed step's UserError.
+    Raises RootNeeded, before anything is changed, if a step must make a root filesystem and the user is not root. If a
+    step fails, raises the step's UserError.
     """
     if os.geteuid() != 0:
         with Context(config) as context:
@@ -150,7 +154,7 @@ def ready_workbench(config: Config, *, task: str = "./inv shell") -> None:
 
 
 def open_shell(config: Config, folder: Path, *, command: str, native_compiler: bool, as_root: bool) -> int:
-    """Open a shell in the workbench and return its exit status."""
+    """Open a shell in the workbench, and return the shell's exit status."""
     shell.require_folder(folder)  # checked first, because making the workbench takes minutes
     ready_workbench(config)
     return shell.open_shell(

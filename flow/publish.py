@@ -42,7 +42,7 @@ _STEPS = ("system", "sbom", "mirror", "rootfs", "libqpu", "torch", "qpu-ops")
 
 @dataclass(frozen=True)
 class Checked:
-    """The checks that ``verify`` has made, one line each."""
+    """A line of text for each check that ``verify`` has made."""
 
     subject: str
     lines: tuple[str, ...]
@@ -55,8 +55,8 @@ class Checked:
 def push(configs: Sequence[Config], *, sign: bool) -> tuple[list[Pushed], PushedIndex | None]:
     """Push each configuration's system image and, with ``sign``, its signature and signed statements.
 
-    If there are several images, each for a different architecture, an index is also pushed. Raises the same exceptions
-    as ``registry.client.push``, ConfigError if the key is not set, or ArtefactMissing if an image was not built here.
+    If there are several images, each for a different architecture, an index is also pushed. Raises ConfigError if the
+    key is not set, ArtefactMissing if an image was not built here, and the same exceptions as ``registry.client.push``.
     """
     predicates = []
     if sign:
@@ -76,8 +76,8 @@ def push(configs: Sequence[Config], *, sign: bool) -> tuple[list[Pushed], Pushed
 def pull(configs: Sequence[Config], *, verify: bool, key: Path | None) -> list[Pulled]:
     """Pull each configuration's system image; with ``verify``, only if all signatures and statements are valid.
 
-    Raises ConfigError if the key is not set, SignatureRefused if a signature or statement is invalid, UserError if the
-    record of verified images is damaged, and the same exceptions as ``registry.client.pull``.
+    Raises ConfigError if the key is not set, SignatureRefused if a signature or statement is invalid, and UserError if
+    the record of verified images is damaged. Also raises the exceptions of ``registry.client.pull``.
     """
     if not verify:
         return client.pull(configs)
@@ -93,9 +93,9 @@ def pull(configs: Sequence[Config], *, verify: bool, key: Path | None) -> list[P
 def verify_image(config: Config, name: str, *, key: Path | None) -> Checked:
     """Verify an image in a registry: all digests, the signature, the statements, and every layer's contents.
 
-    Raises UserError if the name, the key or the record of verified images is invalid, ConfigError if there is no key,
-    SignatureRefused if one of these checks fails or a newer image was verified before, and the same exceptions as
-    ``registry.client.pull``.
+    Raises UserError if the name, the key or the record of verified images is invalid, and ConfigError if no key is set.
+    Raises SignatureRefused if one of these checks fails or a newer image was verified before. Also raises the
+    exceptions of ``registry.client.pull``.
     """
     wanted = reference.parse(name)
     chosen = public_key(config, key)
@@ -143,11 +143,12 @@ def envelope_of(path: Path) -> Path:
 def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     """Verify a file: its signed statement, its provenance and, if the file is a bill of materials, its format.
 
-    If a signed provenance also lists other products, those in the file's folder must match the provenance too. If
-    ``key`` or ``registry.public_key`` is set, the file must be signed. Raises SignatureRefused if the signature is
-    missing or invalid, or if a signed statement does not match; ConfigError if a key is needed but not set;
-    ArtefactDamaged if a provenance or bill of materials is invalid, or if a wheel does not match its provenance; or
-    ArtefactMissing if there is nothing to verify the file with.
+    If a signed provenance also lists other products, each of these products that is in the file's folder must match the
+    provenance too. If ``key`` or ``registry.public_key`` is set, the file must be signed. Raises SignatureRefused if
+    the signature is missing or invalid, or if a signed statement does not match. Raises ConfigError if a key is needed
+    but not set. Raises ArtefactDamaged if a provenance or bill of materials is invalid, or if a wheel does not match
+    its provenance. Raises ArtefactMissing if the file has neither a signature nor a provenance and is not a bill of
+    materials.
     """
     lines = []
     statement = provenance.path_for(path)
@@ -184,7 +185,10 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
 
 
 def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
-    """Return the signed statement about a file. Raises SignatureRefused if the key or the file does not match."""
+    """Return the signed statement about a file.
+
+    Raises SignatureRefused if the signature is missing, or if the key or the file does not match the signature.
+    """
     envelope = envelope_of(path)
     if not envelope.is_file():
         raise SignatureRefused(
@@ -304,7 +308,7 @@ def _require_newest(config: Config, wanted: Reference, found: attestations.Verif
 
 
 def _remember(config: Config, wanted: Reference, found: attestations.Verified) -> None:
-    """Record an image as verified, unless another run has recorded a newer one since ``_require_newest``."""
+    """Record an image as verified, unless another run has recorded a newer image since ``_require_newest`` ran."""
     path, name = _record(config), _record_name(config, wanted)
     with files.locked(path.parent, lock_file=False):
         recorded = _recorded(path)
@@ -327,8 +331,8 @@ def _recorded(path: Path) -> dict[str, dict[str, str]]:
             f"{path} is damaged",
             expected="the images that were verified here last, as JSON",
             found=f"{type(fault).__name__}: {fault}",
-            fix="restore the file from a backup; or remove it, but then the next verification of each image also "
-            "accepts an image that is older than those verified before",
+            fix="restore the file from a backup. You can also remove the file, but then the next verification of each "
+            "image also accepts an image that is older than those verified before",
         ) from fault
     return recorded
 
@@ -363,7 +367,9 @@ def _image_id(config: Config) -> str:
 
 
 def _provenance_of_product(path: Path) -> dict[str, Any] | None:
-    """Return a file's provenance, generated from a manifest in its folder; None if no manifest there lists the file.
+    """Generate a file's provenance from the manifest in the same folder that lists the file.
+
+    Return None if no manifest in the folder lists the file.
 
     Raises ArtefactDamaged if the file has changed since the manifest was written.
     """

@@ -59,13 +59,13 @@ def common_packages(context: Context) -> tuple[str, ...]:
 
 
 def absent_warnings(context: Context) -> tuple[str, ...]:
-    """Return a warning for each package that ``image.ml_packages`` requires but the distribution's release lacks."""
+    """Return a warning for each package of ``image.ml_packages`` that the distribution's release lacks."""
     absent = packages_not_in("ml_packages", context.image) if context.image.ml_packages else ()
     return tuple(f"{name} is NOT in the image: {context.image.suite} does not have it" for name in absent)
 
 
 def target_spec(context: Context, needs: Mapping[str, Manifest]) -> rootfs.RootSpec:
-    """Return the target root's specification; if there is a torch wheel, include the packages that it requires."""
+    """Return the target root's specification; if there is a torch wheel, include the packages that torch requires."""
     torch = needs["torch"].facts
     with_torch = {*context.suite.torch_python} if torch["wheel"] else set()
     if torch["wheel"] and not torch["self-contained"]:
@@ -110,9 +110,9 @@ def mmdebstrap_inputs(context: Context) -> dict[str, str]:
 
 
 def require_execution(context: Context) -> None:
-    """Check that this PC runs programs for the target, by executing a small one.
+    """Execute a small program for the target, to check that this PC can run such programs.
 
-    Raises UserError if it does not run.
+    Raises UserError if the program does not run.
     """
     if context.target != context.native and context.target.debian in probe.PROGRAMS:
         with files.scratch_folder(context.root / "work", "probe") as scratch:

@@ -28,7 +28,9 @@ from wheels.wheelhouse import wheelhouses
 
 
 class Offer:
-    """The wheels to serve for a configuration. Calling an instance returns the current wheels' paths by file name.
+    """The wheels to serve for a configuration.
+
+    A call of an instance returns a mapping from the file names of the current wheels to their paths.
 
     An audit takes seconds, so the wheels for torch, torchvision, torchaudio and apache-tvm-ffi are chosen and audited
     again only if the available wheels have changed. If a wheel is damaged or was built for another machine, the
@@ -37,7 +39,7 @@ class Offer:
     """
 
     def __init__(self, config: Config) -> None:
-        # Serve the other wheels even if the image requires torch and its wheel is missing.
+        # Serve the other wheels even if the image requires torch and the torch wheel is missing.
         self._config = dataclasses.replace(config, torch=dataclasses.replace(config.torch, required=False))
         self._lock = threading.Lock()
         self._listing = self._list()

@@ -96,7 +96,10 @@ def _versions(config: Config, made: Manifest) -> dict[str, str]:
 
 
 def _pull(config: Config, name: str, key: str) -> artefacts.Shared:
-    """Pull the artefact that a build would use or, if the registry lacks it, the one pushed last for the recipe."""
+    """Pull the artefact that a build would use.
+
+    If the registry lacks this artefact, pull the artefact that was pushed last for the recipe.
+    """
     exact, stated = artefact_key(config, name, key), name not in _WITHOUT_PROVENANCE
     if exact:
         with contextlib.suppress(ReferenceNotFound):

@@ -1,7 +1,7 @@
 """Open a shell in the workbench: the development root with torch, libqpu, the extension and the caller's folder.
 
-The compilers are native (images.native). Files that are created in the mounted folder belong to the caller: the
-container starts as root, creates a user with the caller's ids, and continues as that user.
+The compilers are native (images.native). Files that are created in the mounted folder belong to the caller, because the
+container starts as root, creates a user with the caller's user and group IDs, and continues as that user.
 """
 
 from __future__ import annotations
@@ -79,14 +79,17 @@ def require_folder(folder: Path) -> None:
 
 
 def environment(architecture: Architecture, compiler: Mounts) -> dict[str, str]:
-    """Return the values of the variables that ``command_line`` names. A proxy's address can contain a password."""
+    """Return the values of the variables that ``command_line`` names.
+
+    The values may be secret: the address of a proxy, for example, can contain a password.
+    """
     return {**build_environment(), **architecture.emulation, **compiler.environment}
 
 
 def open_shell(
     image: str, architecture: Architecture, folder: Path, *, compiler: Mounts, command: str, as_root: bool
 ) -> int:
-    """Open a shell, or run ``command`` in it, and return its exit status.
+    """Open a shell, or run ``command`` in the shell, and return the shell's exit status.
 
     The container is removed afterwards, even after Ctrl-C, SIGTERM or the loss of the terminal. Raises ArtefactMissing
     if ``folder`` does not exist.

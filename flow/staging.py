@@ -1,4 +1,4 @@
-"""Unpack wheels into the same layout as in the target root, and pack the result as a layer."""
+"""Unpack wheels in the layout of the target root, and pack the result as a layer."""
 
 from __future__ import annotations
 

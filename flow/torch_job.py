@@ -66,7 +66,7 @@ def _wheel_in(made: Manifest) -> Path:
 
 
 def _note(made: Manifest) -> str:
-    """Return a note: either that the wheel is from the artefact cache, or the ccache hit rate of its build."""
+    """Return a note: either that the wheel is from the artefact cache, or the build's ccache hit rate."""
     if "cache" in made.facts:
         return "from the artefact cache"
     used = made.facts.get("ccache", {"hits": 0, "calls": 0})
@@ -79,7 +79,7 @@ def _note(made: Manifest) -> str:
 
 
 def plan(config: Config, *, again: bool = False) -> list[Decision]:
-    """Return a decision for each step: whether it would run, and why.
+    """Return a decision for each step: whether the step would run, and why.
 
     ``again`` has the same meaning as in ``build_torch``.
     """
@@ -88,7 +88,7 @@ def plan(config: Config, *, again: bool = False) -> list[Decision]:
 
 
 def build_torch(config: Config, *, again: bool = False) -> Done:
-    """Build the wheel unless it is up to date. Raises the UserError of a step that fails.
+    """Build the wheel unless it is up to date. If a step fails, raises the step's UserError.
 
     With ``again``, compile the wheel even if it exists. This creates the build tree that ``verify`` and ``bench`` need.
     """
@@ -120,7 +120,10 @@ def _restore_in_cache(config: Config, made: Manifest) -> None:
 
 
 def ready_builder(context: Context) -> building.Builder:
-    """Bring the steps before the wheel up to date and return the builder. Raises the UserError of a step that fails."""
+    """Bring the steps before the wheel up to date and return the builder.
+
+    If a step fails, raises the step's UserError.
+    """
     pipeline = pipelines.torch_job(context)
     decisions = pipeline.plan(only=("torch-builder", "torch-source"))
     return torch_wheel.builder_of(context, {item.step: item for item in pipeline.execute(decisions)})

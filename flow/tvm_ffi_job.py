@@ -37,13 +37,13 @@ class Done:
 
 
 def plan(config: Config) -> list[Decision]:
-    """Return a decision for each step: whether it would run, and why."""
+    """Return a decision for each step: whether the step would run, and why."""
     with Context(config) as context:
         return pipelines.tvm_ffi_job(context).plan()
 
 
 def build_tvm_ffi(config: Config) -> Done:
-    """Bring the wheel up to date and put it into the first wheelhouse. Raises the failed step's UserError."""
+    """Bring the wheel up to date and put it into the first wheelhouse. If a step fails, raises the step's UserError."""
     began = time.monotonic()
     with Context(config) as context:
         pipeline = pipelines.tvm_ffi_job(context)

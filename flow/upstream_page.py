@@ -117,7 +117,9 @@ def _not_run(missing: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Store the report in ``argv``, if any, and write the page. Raises ArtefactMissing for a report on another torch.
+    """Store the report that ``argv`` names, if any, and write the page.
+
+    Raises ArtefactMissing for a report on another torch wheel.
 
     Raises ValueError or KeyError for a damaged report, which ``upstream-tests`` never writes.
     """
@@ -125,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
         found = Report.load(path).torch
         if found != (expected := identity_of_wheel(wheel())):
             raise ArtefactMissing(
-                f"{path} is a report on another torch",
+                f"{path} is a report on another torch wheel",
                 expected=f"the torch in {wheel().name}: {expected}",
                 found=found,
                 fix="run ./inv build-image and ./inv upstream-tests with the wheel in this repository",

@@ -4,15 +4,16 @@ The files come from the source package that the recipe pins. A failure is *expla
 reason; otherwise it is an error. Tests that ``upstream.toml`` lists as *left out* are not run and are counted
 separately. If a file exceeds the time limit, pytest is stopped and the results so far are counted.
 
-pytest's exit status does not show whether a file was completed: it may be the status of a process that a test forked,
-and pytest itself can be killed. Therefore, the collected tests are compared with those whose teardown was reported. The
-remaining tests count as *not run*.
+pytest's exit status does not show whether a file was completed, because a process that a test forked may have set this
+status, and because pytest itself can be killed. Therefore, the collected tests are compared with those whose teardown
+was reported. The remaining tests count as *not run*.
 
 A file that takes longer than the limit is run in parts: ``test_nn.py 2/4`` contains every fourth test in alphabetical
 order, starting with the second.
 
-The report is written after each file. Because the tests of all files take hours, a run without names continues an
-interrupted run: it skips the files that were completed with the installed torch and without unexplained failures.
+The report is written after each file. Because the tests of all files take hours, a run for which no files are named
+continues an interrupted run. It skips the files that were completed with the installed torch and without unexplained
+failures.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _NAME = re.compile(r"(?P<file>\S+\.py)(?: (?P<part>[1-9]\d*)/(?P<parts>[1-9]\d*)
 
 @dataclass(frozen=True)
 class Reasons:
-    """The tables in ``upstream.toml``: patterns for test names (fnmatch) with reasons."""
+    """The tables in ``upstream.toml``, which map patterns for test names (fnmatch) to reasons."""
 
     explained: Mapping[str, str]
     """Why these tests fail."""
@@ -127,7 +128,7 @@ class Outcome:
     path: Path
 
     def total(self, kind: str) -> int:
-        """Return the number of tests with this result."""
+        """Return the number of tests with the result ``kind``."""
         return sum(item.counts.get(kind, 0) for item in self.results)
 
     def summary(self) -> str:
@@ -150,10 +151,11 @@ class Outcome:
 
 
 def identity(record: str) -> str:
-    """Return a SHA-256 that is the same for a wheel and for the installed torch.
+    """Return a SHA-256 that is the same for a torch wheel and for the torch that the wheel installs.
 
-    ``record`` is the text of torch's ``RECORD``, which contains the hashes of all files. Installers add lines to it for
-    scripts and for their own metadata. This function is also run in the container, so it uses no other definitions.
+    ``record`` is the text of torch's ``RECORD``, which contains the hashes of all files. Installers add lines for
+    scripts and for their own metadata to this file; these lines are ignored. This function is also run in the
+    container, so it uses no other definitions.
     """
     from hashlib import sha256
 
@@ -163,7 +165,7 @@ def identity(record: str) -> str:
 
 @dataclass
 class Report:
-    """The results of all files that were run with the installed torch, in a JSON file."""
+    """A JSON file with the results of all files that were run with the installed torch."""
 
     path: Path
     torch: str
@@ -193,7 +195,10 @@ class Report:
 
     @classmethod
     def load(cls, path: Path) -> Report:
-        """Load a report. Raises OSError, or ValueError, KeyError or TypeError if the file is not a report."""
+        """Load a report.
+
+        Raises OSError if the file cannot be read, and ValueError, KeyError or TypeError if it is not a report.
+        """
         document = json.loads(path.read_text())
         results = {item["file"]: Result(**item) for item in document["files"]}
         return cls(path, document["torch"], document["emulated"], results)
@@ -229,8 +234,8 @@ def run_tests(
     torch are not run again. ``limit_s`` is the limit per file or part in seconds; ``tests`` is the folder of test files
     to use instead of upstream's. Prints a warning for patterns in ``upstream.toml`` that match no test in their file.
 
-    Raises ChecksFailed with the unexplained failures; ArtefactMissing if a file is unknown or no image has torch; or
-    the same exceptions as ``fetch_packages`` and ``unpack``.
+    Raises ChecksFailed with the unexplained failures, or ArtefactMissing if a file is unknown or no image has torch.
+    Also raises the exceptions of ``fetch_packages`` and ``unpack``.
     """
     data = tomllib.loads(LIST.read_text())
     wanted = [Part.parse(name) for name in names or data["files"]]
@@ -331,7 +336,7 @@ def _run_all(
         stem = str(item).replace("/", "--").replace(" ", "-")
         log, collected = out / f"{stem}.jsonl", out / f"{stem}.collected.json"
         pytest = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-        # Test names are relative to the folder, including those in subfolders.
+        # The paths in test names, including those in subfolders, are relative to this folder.
         options = [f"--rootdir={_MOUNTED}", f"--report-log=/out/{log.name}"]
         plugin = ["-p", _PLUGIN.stem, f"--tell-collected=/out/{collected.name}", f"--part={item.part}/{item.parts}"]
         plugin += [f"--leave-out={pattern}" for pattern in reasons.left_out if _file_of(pattern) == item.file]
@@ -352,7 +357,8 @@ def _run_all(
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "OMP_NUM_THREADS": "1",
                     "CI": "",
-                    # Upstream's tests run once per available device. The device of torch_qpu is not part of the wheel.
+                    # Upstream's tests run once per available device. The wheel does not contain torch_qpu, whose device
+                    # is therefore disabled here.
                     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
                     # The recipe does not build the lazy backend, so the set-up of its tests would fail.
                     "PYTORCH_TESTING_DEVICE_EXCEPT_FOR": "lazy",
@@ -398,10 +404,10 @@ def tally(
 ) -> Result:
     """Return a file's result, based on the lines that pytest-reportlog wrote (each is a JSON report).
 
-    ``signal_at`` is the time at which the limit is reached, in Unix seconds. A test that fails after
-    ``signal_at`` counts as not run, because torch can turn the KeyboardInterrupt into another exception. ``hung`` means
-    that no signal could stop pytest. ``tests`` is None if pytest exited before it had collected the tests; the file
-    then counts as failed, regardless of pytest's exit status.
+    ``signal_at`` is the time at which the limit is reached, in Unix seconds. A test that fails after ``signal_at``
+    counts as not run, because torch can turn the KeyboardInterrupt that is raised at the limit into another exception.
+    ``hung`` means that no signal could stop pytest. ``tests`` is None if pytest exited before it had collected the
+    tests; the file then counts as failed, regardless of pytest's exit status.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}

@@ -2,7 +2,7 @@
 
 *Sampled*: randomly chosen objects of the build tree are compiled again without ccache and compared with the originals;
 the seed is printed. *Full*: the whole wheel is built again without ccache in a separate tree and compared with an
-earlier wheel, which was built here or comes from the artefact cache or this repository. The earlier wheel's provenance
+earlier wheel. This earlier wheel was built here, or comes from the artefact cache or this repository; its provenance
 must state the same compiler and packages.
 """
 
@@ -51,9 +51,9 @@ class Verified:
 def verify_torch(config: Config, *, sample: int = 20, full: bool = False, seed: int | None = None) -> Verified:
     """Rebuild a sample of objects or the whole wheel, and compare the result with the earlier build.
 
-    Raises RecipeInvalid, before the engine is started, for a target that the recipe does not build; ChecksFailed, with
-    the names of the differing files, if the bytes differ; or ArtefactMissing if there is no complete build. If an
-    object does not compile, raises DiskFull or CommandFailed, as ``Builder.run`` does.
+    Raises RecipeInvalid, before the engine is started, for a target that the recipe does not build. Raises ChecksFailed
+    with the names of the files whose bytes differ, or ArtefactMissing if there is no complete build. If an object does
+    not compile, raises DiskFull or CommandFailed, as ``Builder.run`` does.
     """
     building.Plan.of(load("torch"), config, load_suite(config.image.suite))
     ensure_running(config)
@@ -83,7 +83,7 @@ def sampled(builder: building.Builder, sample: int, seed: int) -> Verified:
         raise ArtefactMissing(
             "there are no object files to compare", expected="at least one object", found=f"{sample} requested"
         )
-    # S311: the choice must be repeatable, not unpredictable.
+    # S311 does not apply, because the choice must be repeatable rather than unpredictable.
     chosen = random.Random(seed).sample(commands, min(sample, len(commands)))  # noqa: S311
     _require_made(listed.parent, [_object_of(item) for item in chosen])
     differing, names = [], []
@@ -116,7 +116,10 @@ def _object_of(command: Mapping[str, str]) -> str:
 
 
 def _require_made(tree: Path, objects: Sequence[str]) -> None:
-    """Raise ArtefactMissing if any object has not been compiled; the compilation database lists such objects too."""
+    """Raise ArtefactMissing if any object has not been compiled.
+
+    This check is necessary because the compilation database also lists objects that have not been compiled.
+    """
     absent = [name for name in objects if not (tree / name).is_file()]
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""

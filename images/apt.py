@@ -1,11 +1,11 @@
 """Find the apt mirror and verify its pockets.
 
-A mirror may be inconsistent: if its signed index names files that the mirror does not have, apt rejects the mirror.
-Each pocket is therefore checked separately with the command that every later step runs: a native ``apt-get update`` for
-the required architectures in private directories. If the command fails, the pocket is tried under its other name
-(``stable`` for ``trixie``), provided that the index there is for the same release. If the update fails under both
-names, the pocket is omitted. For a pocket that was renamed or omitted, a warning is added to the image's manifest; with
-``image.strict``, this is an error instead. The main pocket cannot be omitted.
+If the signed index of a mirror names files that the mirror does not have, apt rejects the mirror. Each pocket is
+therefore checked separately with the command that every later step runs: a native ``apt-get update`` for the required
+architectures in private directories. If the command fails, the pocket is tried under its other name (``stable`` for
+``trixie``), provided that the index there is for the same release. If the update fails under both names, the pocket is
+omitted. If a pocket was verified only under its other name, or was omitted, a warning is added to the image's manifest;
+with ``image.strict``, an error is raised instead. The main pocket cannot be omitted.
 
 The verified package lists are stored, and later steps use them for installation. All roots of a build therefore use the
 same state of the mirror until ``build-image --update`` reads the indices again.
@@ -104,7 +104,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Verified:
-    """The verified sources, each index's SHA-256, and warnings about the other sources."""
+    """The verified sources, the SHA-256 of each of their indices, and warnings about the other sources."""
 
     sources: tuple[Source, ...]
     indices: dict[str, str]
@@ -115,10 +115,11 @@ class Verified:
 
 @functools.cache
 def host_mirrors() -> Mapping[str, str]:
-    """Return the Debian mirrors that apt uses on this host: URIs under the keys ``main`` and ``security``, if found.
+    """Return the URIs of the Debian mirrors that apt uses on this host, under the keys ``main`` and ``security``.
 
-    If apt uses a local file with a list of mirrors, the first mirror is returned. An unreadable list is ignored. The
-    result is cached, because apt takes a third of a second and every plan needs the mirrors.
+    If one of these mirrors is not found, its key is absent. If apt uses a local file with a list of mirrors, the first
+    mirror in this file is returned. An unreadable list is ignored. The result is cached, because apt takes a third of a
+    second and every plan needs the mirrors.
     """
     listed = output_of(
         ["apt-get", "indextargets", "--format", "$(REPO_URI)|$(LABEL)|$(ORIGIN)", "Created-By: Packages"]
@@ -137,9 +138,10 @@ def host_mirrors() -> Mapping[str, str]:
 
 
 def _first_mirror(uri: str) -> str:
-    """Return the mirror that a URI refers to: for ``mirror+file:/…``, the file's first entry (apt-transport-mirror(1)).
+    """Return the mirror to which a URI refers.
 
-    Return an empty string if the file does not exist, or if the list is fetched over the network and can thus change.
+    For ``mirror+file:/…``, this is the first entry in the file (apt-transport-mirror(1)). Return an empty string if the
+    file does not exist, or if the list is fetched over the network and can thus change.
     """
     scheme, _, path = uri.partition(":")
     if scheme.partition("+")[0] != "mirror":
@@ -154,7 +156,7 @@ def _first_mirror(uri: str) -> str:
 
 
 def sources_for(config: Config, keyrings: Path) -> tuple[Source, ...]:
-    """Return all configured pockets, verified or not.
+    """Return all configured pockets, including those that have not been verified.
 
     Nothing is fetched. ``fetch_keys`` stores in ``keyrings`` the keys that no package contains. Raises ConfigError if
     no Debian mirror is known.
@@ -188,7 +190,7 @@ def _mirrors(config: Config) -> dict[str, str]:
     image = config.image
     host = host_mirrors()
     debian_target = image.flavour == "debian"
-    # The suffix of the security mirror is appended, so a trailing slash is removed.
+    # A trailing slash is removed, because the suffix of the security mirror is appended to the URI.
     main = (image.mirror.rstrip("/") if debian_target else "") or host.get("main", "")
     if not main:
         fix = (
@@ -224,10 +226,10 @@ def for_root(
 ) -> tuple[Source, ...]:
     """Return the apt sources for a root filesystem with these packages.
 
-    The first of ``architectures`` is the root's own. A root with only the target's architecture runs on the target; it
-    uses the target's distribution, and other archives if they provide one of the packages. All other roots run on this
-    PC and use Debian, even for the target's headers and libraries: apt requires the same version of a package for all
-    architectures that share its files.
+    The first of ``architectures`` is the root's own. A root that has only the target's architecture runs on the target.
+    Its packages come from the target's distribution, and from other archives if these provide one of ``packages``. All
+    other roots run on this PC. Their packages come from Debian, including the target's headers and libraries, because
+    apt requires a package to have the same version for all architectures that share its files.
     """
     of_the_target = architectures == (image.architecture,)
     own = image.flavour if of_the_target else "debian"
@@ -402,9 +404,9 @@ def _release_fields(scratch: Path) -> dict[str, str]:
 
 
 def _with_origin(source: Source, scratch: Path) -> Source:
-    """Return the source. If it has package patterns (``only``), add the Origin field of the index in ``scratch``.
+    """Return the source; if it has package patterns (``only``), add the Origin field of the index in ``scratch``.
 
-    Raises MirrorPocketUnusable if the index does not contain the origin.
+    Raises MirrorPocketUnusable if the index does not contain this field.
     """
     if not source.only:
         return source
@@ -525,7 +527,7 @@ def download_alone(sources: tuple[Source, ...], lists: Path, package: str, folde
 
 
 def _installed(name: str, architecture: str) -> str:
-    """Return a dpkg status entry for an installed package, in a version that satisfies all dependencies."""
+    """Return a dpkg status entry that declares a package installed, in a version that satisfies all dependencies."""
     package, _, other = name.partition(":")
     fields = (
         ("Package", package),
@@ -560,8 +562,8 @@ def _apart(scratch: Path, sources_list: str) -> list[str]:
 def fetch_source(sources: tuple[Source, ...], package: str, version: str, folder: Path, log: Path) -> None:
     """Fetch a source package's files into ``folder``; apt verifies them through the archive's signature.
 
-    Pockets that cannot be read are tried under their other names, as in ``verify``. This cannot fetch a
-    different package, because ``version`` identifies the package. Raises SourceUnavailable with apt's first error.
+    If the package cannot be fetched, the pockets are tried under their other names, as in ``verify``. The package is
+    the same under either name, because ``version`` identifies it. Raises SourceUnavailable with apt's first error.
     """
     try:
         _fetch_source(sources, package, version, folder, log)
@@ -599,15 +601,15 @@ def _fetch_source(sources: tuple[Source, ...], package: str, version: str, folde
 
 
 def fetch_file(source: Source, path: str, sha256: str, place: Path, log: Path) -> None:
-    """Fetch a file, such as a part of a source package, from an archive; store it as ``place``.
+    """Fetch a file from an archive, such as a part of a source package, and store it as ``place``.
 
-    Does nothing if ``place`` already has this SHA-256.
+    If ``place`` already has this SHA-256, the function does nothing.
 
     apt verifies the SHA-256. Raises SourceUnavailable with apt's first error.
     """
     if place.is_file() and files.sha256_of(place) == sha256:
         return
-    # apt reads "file:" URIs in place, without copying the file.
+    # apt does not copy the files of "file:" URIs; it reads them in place.
     uri = re.sub("^file:", "copy:", f"{source.uri}/{path}")
     with files.scratch_folder(place.parent, "apt") as scratch:
         aside = scratch / place.name
@@ -638,7 +640,7 @@ def package_names(lists: Path, architecture: str) -> set[str]:
 
 
 def sources_text(sources: tuple[Source, ...], architectures: tuple[str, ...], *, in_root: bool = False) -> str:
-    """Return the sources.list for a root with these architectures; sources for other architectures are omitted.
+    """Return the text of sources.list for a root with these architectures; sources for other architectures are omitted.
 
     The paths of the keyrings are those on this PC or, if ``in_root`` is true, those in the root.
     """

@@ -1,10 +1,10 @@
 """Load a root filesystem and further layers into the engine as an image for the target platform.
 
 The engine's import always sets the host's architecture, regardless of the requested platform (dockerd 20.10). A
-*docker-archive* is loaded instead, because it contains the image's configuration: it consists of a ``manifest.json``,
-the configuration, and each tar as an unchanged layer. The image ID is the configuration's SHA-256; with a fixed
-creation time, it depends only on the inputs. Loading a large layer takes a third of the time of ``ADD`` in a
-Dockerfile.
+*docker-archive* is loaded instead, because it contains the image's configuration. The archive consists of a
+``manifest.json``, the configuration, and each tar as an unchanged layer. The image ID is the configuration's SHA-256;
+if the creation time is fixed, this ID depends only on the inputs. Loading a large layer takes a third of the time that
+``ADD`` in a Dockerfile takes.
 
 Format: docker image specification v1.2, "Combined Image JSON + Filesystem Changeset Format".
 """
@@ -82,7 +82,7 @@ def load(
 ) -> LoadedImage:
     """Load layers (bottom layer first) as the image ``reference``, and verify the platform that the engine reports.
 
-    All but the last layer belong to an image that the engine already has; they are sent again only if the engine
+    All layers except the last belong to an image that the engine already has. They are sent again only if the engine
     requires complete images. ``epoch`` is the creation time in Unix seconds. Raises CommandFailed or PlatformMismatch.
     """
     config = image_config(layers, architecture, epoch=epoch, environment=environment or {})

@@ -5,16 +5,16 @@ pip, Meson and Cython. Native programs of the same version produce the same text
 native compiler, the native build tools are mounted over the emulated programs.
 
 Programs whose output depends on the machine that they are compiled for are still emulated: ``uname``, ``arch``, dpkg,
-perl, bash (``MACHTYPE``), and programs that print machine words, such as od. CMake calls ``uname`` and thus detects the
-target. pkg-config reads the target's paths from the environment; only its variable ``pc_path`` still contains this PC's
-paths.
+perl, bash (``MACHTYPE``), and programs that print machine words, such as od. CMake detects the target by calling
+``uname``. pkg-config reads the target's paths from the environment; only its variable ``pc_path`` still contains this
+PC's paths.
 
 pip, Meson and Cython are Python programs; the package that is built determines the versions of Meson and Cython. A
 small program (``stand_in/python.c``) replaces the target's Python. The replacement runs pip, Meson and Cython with a
 native Python that reports the target's properties (``stand_in/as_target.py``). It runs all other Python programs, such
-as the package's own build scripts, with the target's Python. ``INSTALL`` installs the replacement; containers that do
-not run that command use the target's Python. If a ``setup.py`` calls Cython in its own process, Cython is still
-emulated.
+as the package's own build scripts, with the target's Python. The command ``INSTALL`` installs the replacement;
+containers that do not run this command use the target's Python. If a ``setup.py`` calls Cython in its own process,
+Cython is still emulated.
 """
 
 from __future__ import annotations

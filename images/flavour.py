@@ -25,7 +25,7 @@ class SigningKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Pocket:
-    """A part of an archive, with an index of its own. ``mirror`` is ``main``, ``security`` or a URL."""
+    """A part of an archive that has its own index. ``mirror`` is ``main``, ``security`` or a URL."""
 
     name: str
     suite: str
@@ -60,7 +60,7 @@ class Flavour:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A distribution release, with the software versions that occur in its package names and paths."""
+    """A distribution release, with the software versions that occur in the names and paths of its packages."""
 
     name: str
     python: str

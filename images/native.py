@@ -1,19 +1,19 @@
 """Provide the native compiler in an emulated container.
 
 In a container of the target's architecture, every program runs under qemu-user, which makes the compiler seven to ten
-times slower. GCC's cross compiler of the same version produces the same bytes, so it is mounted over the emulated
-compiler's programs, such as ``/usr/bin/TRIPLET-gcc-N``. Every program that calls the compiler (``pip wheel``, make,
-CMake or ``gcc`` itself) then runs the native compiler, regardless of the path by which the compiler is called. Images
-are not changed, and the mounts are removed together with the container.
+times slower. GCC's cross compiler of the same version produces the same bytes, so its programs are mounted over those
+of the emulated compiler, such as ``/usr/bin/TRIPLET-gcc-N``. Every program that calls the compiler (``pip wheel``,
+make, CMake or ``gcc`` itself) then runs the native compiler, regardless of the path by which the compiler is called.
+Images are not changed, and the mounts are removed together with the container.
 
 The read-only mounts are:
 
-- the PC's dynamic loader and libraries at their multiarch paths, which differ from the target's;
+- the PC's dynamic loader and libraries at their multiarch paths, which differ from those of the target;
 - ``cc1plus`` and the driver's other programs at ``/usr/libexec/gcc-cross``;
 - a *farm* of symbolic links at ``/usr/lib/gcc-cross`` and ``/usr/TRIPLET``, where the cross compiler searches for
   headers and start files. Each link points to the container's file, so both compilers read the same files (Debian's
   cross compiler has the sysroot ``/``; the C library's headers need no link);
-- the programs of the compiler and binutils over the emulated ones of the same name.
+- the programs of the compiler and binutils, mounted over the emulated programs of the same name.
 
 Both compilers write the same objects and programs, byte for byte. Only the intermediate data in ``-flto`` objects
 differs, because it depends on the word size of the machine that runs the compiler; the linked programs are identical.
@@ -43,13 +43,13 @@ _STAND_INS = ("make", "ninja")
 
 @dataclass(frozen=True)
 class Mounts:
-    """Read-only bind mounts (container path to host path) and the environment variables they require."""
+    """Read-only bind mounts (container path to host path), and the environment variables that these mounts require."""
 
     paths: dict[str, Path] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
     def binds(self) -> list[str]:
-        """Return the mounts in the format of the engine's API, in which several mounts can have the same source."""
+        """Return the mounts in a format of the engine's API that allows several mounts to have the same source."""
         return [f"{source}:{target}:ro" for target, source in self.paths.items()]
 
 

@@ -1,4 +1,4 @@
-"""Small ARM programs that check, without a compiler, whether a machine can execute ARM code.
+"""Small ARM programs that check whether a machine can execute ARM code. No compiler is needed.
 
 The source of the 32-bit program is probe.S next to this file; a test assembles it and compares the bytes.
 """

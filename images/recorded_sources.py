@@ -1,4 +1,4 @@
-"""Convert package sources to and from the form recorded in the manifest of the step ``mirror``."""
+"""Convert package sources to and from the form in which the manifest of the step ``mirror`` records them."""
 
 from __future__ import annotations
 

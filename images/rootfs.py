@@ -9,10 +9,10 @@ All roots are built from one state of the mirror (images.apt):
 - *dev*: a target root with compilers and headers, in which wheels are built;
 - *rootfs*: the target root that is exported and booted.
 
-Native programs download and unpack the packages of target roots. Only the configuration of packages runs target code,
-and even there native tools replace programs that do not depend on the target CPU
-(images/hooks/install-with-native-tools). If ``native_tools`` is None, everything except unpacking is emulated; this is
-several times slower and produces the same tree.
+Native programs download and unpack the packages of target roots. Target code runs only while packages are configured.
+Even then, native tools replace programs that do not depend on the target CPU (images/hooks/install-with-native-tools).
+If ``native_tools`` is None, everything except unpacking is emulated; this is several times slower and produces the same
+tree.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ LEFT_OUT = (
     *("usr/lib/*/gconv", "usr/lib/python*/config-*"),
 )
 _STAND_INS = re.compile(
-    # images.native provides the cross compiler; perlX.Y is another name of perl; dpkg must be the target's.
+    # The pattern excludes the cross compiler, which images.native provides; perlX.Y, which is another name for perl;
+    # and dpkg, which must be the target's.
     r"(?!.*-linux-gnu)(?!dpkg|perl\d|ld\b|make$|ninja$)[a-z0-9_.\[+-]+"
 )
 
@@ -133,7 +134,7 @@ def require_execution(architecture: Architecture, probe: Path) -> None:
 
 
 def program_fingerprint() -> str:
-    """Return the SHA-256 of mmdebstrap, which is a single script; ``absent`` if it is not installed."""
+    """Return the SHA-256 of mmdebstrap, which is a single script, or ``absent`` if mmdebstrap is not installed."""
     try:
         return files.sha256_of(require_program("mmdebstrap", "to build root filesystems"))
     except (ProgramMissing, OSError):
@@ -141,9 +142,9 @@ def program_fingerprint() -> str:
 
 
 def download(spec: RootSpec, log: Path) -> tuple[str, ...]:
-    """Download a target root's packages for ``build_tar``; return their SHA-256 and file names.
+    """Download a target root's packages for ``build_tar``; return the SHA-256 and the name of each file.
 
-    The result contains a line in sha256sum's format for each file; apt has verified the files. Raises DiskFull,
+    The result contains one line for each file, in sha256sum's format. apt has verified the files. Raises DiskFull,
     NetworkUnreachable, CommandFailed or CommandTimedOut.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +220,7 @@ def build_native_tar(spec: RootSpec, tar: Path, log: Path) -> None:
 def build_tools(
     spec: RootSpec, folder: Path, log: Path, *, standing_in: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> None:
-    """Extract native programs into ``folder``, and list those that may be used in place of emulated programs.
+    """Extract native programs into ``folder``, and write the list of those that may replace emulated programs.
 
     The previous contents of ``folder`` are removed. ``standing_in`` lists the packages whose programs may replace
     emulated ones; ``without`` lists the packages to omit. The files belong to the calling user. Raises CommandFailed,
@@ -244,7 +245,7 @@ def build_tools(
 
 
 def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
-    """Unpack packages in parallel, large ones first, without configuring them.
+    """Unpack packages in parallel, beginning with the largest, without configuring them.
 
     Raises DiskFull, or CommandFailed for a damaged package.
     """
@@ -269,8 +270,9 @@ def _extract(packages: Sequence[Path], tree: Path, log: Path) -> None:
 def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
     """Pack extracted native programs into a reproducible tar (``files.pack``), as a container's root filesystem.
 
-    The packages are not configured; only the links that lead to programs are created. Files that no build reads are
-    omitted, because the engine reads and writes every byte of an image several times. Raises DiskFull.
+    The packages are not configured; only the missing links to the folders of programs and libraries are created. Files
+    that no build reads are omitted, because the engine reads and writes every byte of an image several times. Raises
+    DiskFull.
     """
     with files.room_for("the native builder image", tar.parent), files.scratch_folder(tar.parent, tar.name) as overlay:
         for name in ("bin", "sbin", "lib", "lib64"):
@@ -289,7 +291,7 @@ def pack_tools(folder: Path, tar: Path, *, epoch: int) -> None:
 def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Return a regular expression for paths that match one of the patterns.
 
-    ``*`` stands for any text without a slash, ``**`` for any text.
+    ``*`` matches any text without a slash, and ``**`` matches any text.
     """
     wild = {"*": "[^/]*", "**": ".*"}
     parts = (re.split(r"(\*+)", pattern) for pattern in patterns)
@@ -301,7 +303,7 @@ def _require_root(spec: RootSpec) -> None:
 
 
 def _set_depmod_apart(tree: Path) -> None:
-    """Move kmod and its library to a separate folder that is not bound into target roots."""
+    """Move kmod and its library to a separate folder, which is not bind-mounted into target roots."""
     apart = tree / "depmod"
     apart.mkdir()
     for path in [*tree.glob("usr/bin/kmod"), *tree.glob("usr/lib/*/libkmod.so*")]:
@@ -368,8 +370,9 @@ def _mmdebstrap(
         stack.callback(files.remove, named)
 
         def build(memory_mib: int) -> None:
-            # A private mount namespace: no mount remains on the host. If there is enough memory, the tree is built in
-            # memory, because dpkg calls fsync often, and emulated 32-bit programs cannot list some folders on ext4.
+            # In a private mount namespace, mmdebstrap leaves no mounts on the host. If there is enough memory, the tree
+            # is built in memory, because dpkg calls fsync often, and emulated 32-bit programs cannot list some folders
+            # on ext4.
             apart = ["unshare", "--mount", "--propagation", "private", "--"]
             run(
                 [*apart, "sh", "-euc", _SCRATCH_SCRIPT, str(scratch), str(memory_mib), *words, str(named), "-"],
@@ -407,7 +410,7 @@ def _mmdebstrap(
 
 
 def _explained(spec: RootSpec, fault: CommandFailed, log: Path, *, summary: str, expected: str) -> Exception:
-    """Return an error with the cause that the log shows, or with ``summary`` and ``expected`` if it shows no cause."""
+    """Return an error with the cause that the log shows or, if there is none, with ``summary`` and ``expected``."""
     text = log.read_text(errors="replace")
     if full := files.full_disk(text, f"the {spec.role} root", log.parent):
         return full

@@ -1,11 +1,11 @@
 """Write a root filesystem's bill of materials (SBOM) as SPDX 2.3 and CycloneDX 1.6, both in JSON.
 
 debsbom reads the list of packages from dpkg's status file. This project's wheels and libraries are added, each with its
-file's SHA-256. The same input produces the same bytes: identifiers are derived from the contents, and the creation time
-is set to that of the image.
+file's SHA-256. The same input produces the same bytes, because identifiers are derived from the contents, and the
+creation time is set to the image's.
 
-Both documents are validated before they are written: SPDX by spdx-tools, CycloneDX by the JSON schema in
-cyclonedx-python-lib.
+Both documents are validated before they are written: the SPDX document with spdx-tools, and the CycloneDX document with
+the JSON schema in cyclonedx-python-lib.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Part:
 
     @property
     def version(self) -> str:
-        """The project's version; empty if the file's name does not contain it."""
+        """The project's version; empty if the file's name does not contain the version."""
         if self.is_firmware:
             return unquote(self.file.split("_")[1])
         return str(parse_wheel_filename(self.file)[1]) if self._is_wheel else self.file.partition(".so.")[2]
@@ -70,9 +70,9 @@ class Part:
 
     @property
     def is_firmware(self) -> bool:
-        """Whether the file is a Debian package.
+        """Whether the file is a Debian package, which contains firmware.
 
-        The packages that are installed in the root are not instances of this class.
+        Packages that are installed in the root are not instances of this class.
         """
         return self.file.endswith(".deb")
 
@@ -104,8 +104,8 @@ def write(
     """Write a root's bill of materials into ``folder``; return the documents' paths in the order of ``NAMES``.
 
     ``root`` is a folder or a tar archive. ``label`` is the system's version, such as SUITE-ARCHITECTURE. ``packages``
-    contains a line with the SHA-256 and file name of each Debian package; the SHA-256 is added to the package with the
-    same name and version. ``epoch`` is the documents' creation time in Unix seconds.
+    contains a line with the SHA-256 and file name of each Debian package; this SHA-256 is added to the documents' entry
+    for the package of the same name and version. ``epoch`` is the documents' creation time in Unix seconds.
 
     Raises ArtefactMissing for a root without packages; ArtefactDamaged for an invalid document; or CommandFailed.
     """
@@ -168,7 +168,7 @@ def _status_of(tar: Path, folder: Path) -> Path:
 def _sums(packages: Iterable[str]) -> dict[str, str]:
     """Map each package (NAME_VERSION_ARCHITECTURE) to its SHA-256.
 
-    Each line of ``packages`` has the SHA-256 and the file name of a package.
+    Each line of ``packages`` contains the SHA-256 and the file name of a package.
     """
     pairs = (line.split() for line in packages)
     return {unquote(name).removesuffix(".deb"): digest for digest, name in pairs}

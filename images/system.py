@@ -140,8 +140,8 @@ def inspect(
 ) -> dict[str, Any]:
     """Import the modules and load libqpu in a container created from the image; return the versions.
 
-    ``own_libqpu`` states that the image contains this project's libqpu and thus qpu-info. Raises CommandFailed if a
-    module or libqpu does not load; the image is then not recorded as a product.
+    ``own_libqpu`` is true if the image contains this project's libqpu and therefore qpu-info. If a module or libqpu
+    cannot be loaded, CommandFailed is raised, so that the image is not recorded as a product.
     """
     argv = ["python3", "-c", _INSPECT, json.dumps(list(modules)), json.dumps(own_libqpu)]
     try:

@@ -30,8 +30,8 @@ def own_addresses() -> dict[ipaddress.IPv4Address, str]:
 def server_address(config: Config) -> str:
     """Return the address at which boards reach this PC.
 
-    Return ``nfs.address`` if it is set, else this machine's address in the board's subnet, else the source address of
-    the route to that subnet. Raises NetworkUnreachable if there is no such route.
+    Return ``nfs.address`` if it is set. Otherwise, return this machine's address in the board's subnet or, if it has
+    none, the source address of the route to that subnet. Raises NetworkUnreachable if there is no such route.
     """
     if config.nfs.address:
         return config.nfs.address

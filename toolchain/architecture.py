@@ -40,7 +40,7 @@ class Architecture:
 
     @property
     def oci_platform(self) -> str:
-        """``os/architecture[/variant]``, the value of the engine's ``--platform``."""
+        """The platform as ``os/architecture[/variant]``, which is the value of the engine's option ``--platform``."""
         parts = ["linux", self.oci_architecture, self.oci_variant]
         return "/".join(part for part in parts if part)
 

@@ -52,7 +52,8 @@ def of_netboot(config: Config, name: str) -> Path:
 def append(path: Path | None, source: str, *texts: str, when: float | None = None) -> None:
     """Append events to the file ``path``, unless it is None.
 
-    The events' time is ``when`` (Unix seconds) or the current time. If the file cannot be written, print a warning.
+    The time of the events is ``when`` (Unix seconds) or, if it is None, the current time. If the file cannot be
+    written, print a warning.
     """
     if path is None or not texts:
         return

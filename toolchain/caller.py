@@ -1,9 +1,9 @@
 """Determine the caller's folder, home and command line.
 
-``./inv`` changes to the checkout before it starts a task, and passes the caller's folder in ``PITORCH_CALLER_CWD``:
-paths on the command line are relative to that folder. The module also stores the command line and the names of the
-environment variables that are set. Error messages use them to show how to repeat the command as root, or how to run
-another task for the same architecture.
+``./inv`` changes to the checkout before it starts a task, and passes the caller's folder in ``PITORCH_CALLER_CWD``,
+because paths on the command line are relative to that folder. The module also stores the command line and the names of
+the environment variables that are set. With this information, error messages show how to repeat the command as root, or
+how to run another task for the same architecture.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def path(given: str) -> Path:
 
 
 def home() -> str:
-    """Return the caller's home folder; under sudo, that of the user who ran sudo."""
+    """Return the caller's home folder; under sudo, the home folder of the user who ran sudo."""
     uid = os.environ.get("SUDO_UID", "")
     if os.geteuid() == 0 and uid.isdecimal():
         with contextlib.suppress(KeyError):
@@ -48,7 +48,7 @@ def home() -> str:
 
 
 def expanded(given: str) -> str:
-    """Return a path with ``~`` replaced by ``home()``, and ``~NAME`` by that user's home."""
+    """Return a path with ``~`` replaced by ``home()``, and ``~NAME`` by the home folder of the user NAME."""
     if given == "~" or given.startswith("~/"):
         return home() + given[1:]
     return os.path.expanduser(given)  # noqa: PTH111 (Path.expanduser raises if there is no such user)

@@ -41,7 +41,7 @@ def origin(folder: Path = ROOT) -> dict[str, Any]:
 
 
 def described(source: Mapping[str, Any]) -> str:
-    """Return the commit as text; ``unknown`` if there is none."""
+    """Return the commit as text, or ``unknown`` if there is none."""
     commit = str(source.get("commit", ""))
     return f"{commit} with uncommitted changes" if commit and source.get("dirty") else commit or "unknown"
 

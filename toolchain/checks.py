@@ -20,7 +20,7 @@ from toolchain.errors import ChecksFailed, ProgramMissing
 
 @dataclass(frozen=True)
 class Check:
-    """A program that reports failure by an exit status other than 0."""
+    """A program whose exit status is 0 only if the check succeeds."""
 
     name: str
     argv: tuple[str, ...]
@@ -80,7 +80,10 @@ def linters() -> tuple[Check, ...]:
 
 
 def unit_tests(select: str = "") -> Check:
-    """Return the tests that need no root privileges, engine or network; ``select`` is an expression for pytest -k."""
+    """Return the tests that need neither root privileges nor an engine or a network.
+
+    ``select`` is an expression for pytest -k.
+    """
     return _pytest("unit tests", select, "-n", "2", "--dist", "loadfile", "tests/unit")
 
 
@@ -88,8 +91,8 @@ def all_tests(select: str = "", lanes: int = 1) -> Check:
     """Return the unit tests and the integration tests.
 
     ``lanes`` is the number of parallel processes. All tests of a file run in the same process, and so do tests that
-    change the same build or tree (tests/conftest.py). Many tests wait for a machine or a deadline, so three processes
-    are needed to keep two cores busy.
+    change the same build or tree (tests/conftest.py). Many tests spend their time waiting for a machine or a deadline,
+    so three processes are needed to keep two cores busy.
     """
     words = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder") if lanes > 1 else ()
     return _pytest("tests", select, *words)

@@ -5,9 +5,9 @@ are converted into repeated options. ``lab log NAME`` becomes ``lab log --name=N
 positional arguments, and the other actions of ``lab`` take no name. ``TASK --help`` works for every task; without this
 module, Invoke would interpret ``--help`` as the value of a positional argument.
 
-The following errors, for which Invoke would print a traceback, end the program with a message and an exit code: a
-malformed invoke.yaml, an option value that is not a number, a JSON document that is nested too deeply, and operating
-system errors, such as a full disk when standard output is a file.
+For some errors, Invoke would print a traceback; this module ends the program with a message and an exit code instead.
+These errors are a malformed invoke.yaml, an option value that is not a number, a JSON document that is nested too
+deeply, and operating system errors, such as a full disk when standard output is a file.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _report_invalid_values() -> None:
 
 
 class _Output(io.TextIOWrapper):
-    """Standard output. If writing fails with an OSError, the error names "standard output" as its file."""
+    """Standard output. If a write fails with an OSError, the error names "standard output" as the file."""
 
     def write(self, text: str) -> int:
         with _named("standard output"):
@@ -114,7 +114,7 @@ def _named(name: str) -> Iterator[None]:
 def _open_closed_streams() -> None:
     """Open /dev/null in place of the standard streams that the caller closed. Child processes inherit the new streams.
 
-    The order matters, because open returns the lowest free descriptor.
+    The streams are opened in the order of their descriptors, because open returns the lowest free descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -1,7 +1,6 @@
 """Find the code that determines a product: this project's modules that a module imports, directly or indirectly.
 
-The modules are found by parsing all import statements in a file; nothing is imported. The modules in
-``LEAVES`` are left out.
+The import statements in each file are parsed, but no module is imported. The modules in ``LEAVES`` are omitted.
 """
 
 from __future__ import annotations

@@ -119,9 +119,10 @@ _REGISTRY = re.compile(rf"({_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::(\d{{1,
 
 
 def split_registry(address: str) -> tuple[str, int]:
-    """Split a registry's ``HOST[:PORT]`` into host (an IPv6 address without brackets) and port (0 if it is missing).
+    """Split a registry's ``HOST[:PORT]`` into the host and the port.
 
-    Raises ValueError with the expected form.
+    An IPv6 address is returned without its brackets. The port is 0 if it is missing. Raises ValueError, whose message
+    states the expected form.
     """
     found = _REGISTRY.fullmatch(address)
     if found is None:
@@ -546,9 +547,9 @@ def load_config(
 
     ``environment`` contains the INVOKE_* variables (see ``take_variables``). The variables override the tree, except
     for the settings in ``named``, which come from the --config file. ``options`` contains settings from the command
-    line, such as ``{"qpu.library": "upstream"}``; options override both, and empty options are ignored. If a setting is
-    a list, the variable's text is split at commas; a list in ``options`` is used unchanged. Raises ConfigError with all
-    errors, including variables that do not name a setting.
+    line, such as ``{"qpu.library": "upstream"}``. Options override the tree and the variables; empty options are
+    ignored. If a setting is a list, the variable's text is split at commas; a list in ``options`` is used unchanged.
+    Raises ConfigError with all errors, including variables that do not name a setting.
     """
     faults: list[str] = []
     stronger = {
@@ -584,14 +585,14 @@ def load_config(
 
 
 def _with_its_variable(fault: str) -> str:
-    """Return an error message, with SOURCE_DATE_EPOCH added if the invalid value comes from this variable."""
+    """Return an error message; if the invalid value comes from SOURCE_DATE_EPOCH, add the name of this variable."""
     value = os.environ.get(EPOCH_VARIABLE)
     from_variable = fault.startswith("image.source_date_epoch:") and value and fault.endswith(f"found {value!r}")
     return f"{fault} in {EPOCH_VARIABLE}" if from_variable else fault
 
 
 def _of_flavour(image: ImageConfig) -> list[str]:
-    """Return a list with the error if the flavour's archive does not provide the architecture; otherwise []."""
+    """Return a list with the error if the flavour's archive lacks the architecture, otherwise an empty list."""
     flavour = tomllib.loads((ROOT / "images" / "flavours" / f"{image.flavour}.toml").read_text())
     offered = flavour.get("architectures", [image.architecture])
     if image.architecture in offered:
@@ -600,7 +601,10 @@ def _of_flavour(image: ImageConfig) -> list[str]:
 
 
 def _overlaid(tree: Mapping[str, Any], settings: Mapping[str, str | Sequence[str]]) -> dict[str, Any]:
-    """Return a copy of the tree with settings (``section.key``) replaced. Invalid sections are reported later."""
+    """Return a copy of the tree in which the settings (``section.key``) are replaced.
+
+    Invalid sections are reported later.
+    """
     merged = {key: tree[key] for key in tree}
     for name, value in settings.items():
         section, _, key = name.partition(".")
@@ -656,7 +660,10 @@ def _nearest(key: str, valid: typing.Iterable[str]) -> str:
 
 
 def _convert(raw: Any, wanted: Any) -> Any:
-    """Convert a YAML value or a variable's text to the setting's type. Raises ValueError with the expected form."""
+    """Convert a YAML value or a variable's text to the setting's type.
+
+    Raises ValueError, whose message states the expected form.
+    """
     if isinstance(wanted, types.GenericAlias):
         if isinstance(raw, str):
             raw = [part.strip() for part in raw.split(",") if part.strip()]

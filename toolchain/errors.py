@@ -184,7 +184,7 @@ class ReferenceNotFound(UserError):
 
 
 class RegistryFailed(UserError):
-    """The response is invalid: the server is not a registry, or a digest or a layer does not match."""
+    """The response is invalid, because the server is not a registry, or because a digest or a layer does not match."""
 
     exit_code = 35
 

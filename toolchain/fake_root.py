@@ -28,7 +28,7 @@ _SCRIPT = """trap '' TERM; exec "$0" -- "$@" """
 
 
 def call(function: Callable[..., T], *arguments: object, why: str) -> T:
-    """Call a module-level function in a process under fakeroot, and return its result or raise its exception.
+    """Call a module-level function in a process under fakeroot; return the function's result or raise its exception.
 
     The function, its arguments and its result are pickled. The function's output is printed line by line. ``why`` is
     the purpose that ProgramMissing states if fakeroot is not installed. Raises CommandFailed if the process was killed.
@@ -50,7 +50,10 @@ def call(function: Callable[..., T], *arguments: object, why: str) -> T:
 
 
 def main(made: Path) -> None:
-    """Read a pickled function from stdin and call it. Write its result and exception, one of them None, to ``made``."""
+    """Read a pickled function from stdin and call it.
+
+    Write its result and its exception, one of which is None, to ``made``.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     function, arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 (from ``call``)
     result = fault = None

@@ -44,7 +44,7 @@ _VIRTUAL = ("/proc", "/sys")
 
 
 def path_fault(path: Path) -> str:
-    """Return the reason why no file or folder can have this path, or an empty string if the path is possible.
+    """Return the reason why no file or folder can have this path, or an empty string if one can.
 
     The limits are those in limits.h (NAME_MAX, PATH_MAX). A path must be UTF-8, because manifests, configuration files
     and the engine's API cannot contain other bytes. Nothing is created. Paths that cannot be examined are accepted.
@@ -82,7 +82,7 @@ def sha256_of(path: Path) -> str:
 
 
 def tree_fingerprint(root: Path, *patterns: str) -> str:
-    """Return a SHA-256 over the names, execute permissions and contents of the files that match a glob pattern.
+    """Return a SHA-256 of the names, execute permissions and contents of the files that match one of the glob patterns.
 
     The patterns are relative to ``root``. Without patterns, all files are included. Byte-code caches are always
     omitted.
@@ -107,7 +107,10 @@ def write_text_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to ``path``. On success, it replaces ``path``; otherwise, it is removed."""
+    """Yield a temporary path next to ``path``.
+
+    On success, the temporary file or folder replaces ``path``; otherwise, it is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -122,7 +125,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def scratch_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a temporary folder below ``parent``; remove the folder on exit.
 
-    This process locks the folder; leftovers of killed tasks are recognised because they are not locked
+    This process locks the folder. The folders that killed tasks left behind are not locked and can thus be recognised
     (toolchain.leftovers).
     """
     parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +154,7 @@ def unfinished_in(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, lock_file: bool = True) -> Iterator[None]:
-    """Run the block in one process at a time; other processes wait. The folder is created if necessary.
+    """Let only one process at a time run the block; other processes wait. The folder is created if necessary.
 
     The lock is the file ``lock`` in the folder or, without ``lock_file``, the folder itself.
     """
@@ -182,8 +185,8 @@ def owned(folder: Path) -> Iterator[None]:
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
     """Hold a lock file, which is created if necessary and never removed.
 
-    Raises ``refusal`` immediately if another process holds the lock. A lock file that belongs to another user only has
-    to be readable. Raises PermissionError if the file cannot be read or created.
+    Raises ``refusal`` immediately if another process holds the lock. If the lock file belongs to another user, this
+    user needs only read permission. Raises PermissionError if the file cannot be read or created.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -253,7 +256,7 @@ def require_owned(folder: Path) -> None:
             f"{folder} would be replaced, but pitorch did not create it",
             expected=f"a path that does not exist yet, an empty folder, or a folder with pitorch's marker {MARKER}",
             found=f"a folder without the marker; number of entries: {sum(1 for _ in folder.iterdir())}",
-            fix="choose another folder, or empty this one yourself",
+            fix="choose another folder, or empty this folder yourself",
         )
 
 
@@ -272,7 +275,7 @@ def require_space(folder: Path, needed_mib: int, purpose: str) -> None:
 
 @contextlib.contextmanager
 def least_room(folder: Path) -> Iterator[list[int]]:
-    """Yield a list with one item: the smallest amount of free space, in bytes, since the block began.
+    """Yield a list with one item: the smallest amount of free space, in bytes, that was seen since the block began.
 
     The file system is that of ``folder`` or of its nearest existing parent. The free space is polled, because a program
     that fails on a full disk may remove its files before it exits.
@@ -340,7 +343,9 @@ def room_for_programs(purpose: str, folder: Path) -> Iterator[None]:
 def pack(
     folder: Path, tar: Path, *, epoch: int, overlay: Path | None = None, leave_out: re.Pattern[str] | None = None
 ) -> None:
-    """Write a folder as a reproducible tar: sorted, owned by root, no time stamp newer than ``epoch``.
+    """Write a folder as a reproducible tar.
+
+    The entries are sorted and owned by root, and their time stamps are not later than ``epoch``.
 
     The same tree produces the same bytes. The tar is not compressed, because it becomes an image layer. ``overlay`` is
     a second folder, whose files are added to the tar and replace files of the same name in ``folder``. A file or folder

@@ -10,7 +10,7 @@ from pathlib import Path
 from toolchain.config import BuildConfig
 
 # Mount points of cgroups version 2 and 1, and their files for the limit, the usage, and the reclaimable page cache that
-# the usage includes. (cgroups(7); the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory)
+# the usage includes. See cgroups(7), and the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory.
 _CONTROLLERS = (
     ("", "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -18,7 +18,10 @@ _CONTROLLERS = (
 
 
 def available_memory_mib() -> int:
-    """Return the memory in MiB that is available without swapping: MemAvailable (proc(5)), or a lower cgroup limit."""
+    """Return the memory in MiB that is available without swapping.
+
+    This is MemAvailable (proc(5)) or, if a cgroup limits the memory further, the memory that is left in this cgroup.
+    """
     free = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, value = line.split(":")
@@ -46,7 +49,7 @@ def _left_in_cgroups() -> Iterator[int]:
 
 
 def compile_jobs(build: BuildConfig, *, available_mib: int | None = None) -> int:
-    """Return ``build.jobs`` if set, else the number that cores and memory permit, but at least one."""
+    """Return ``build.jobs`` if it is set, otherwise the number that cores and memory permit, but at least 1."""
     if build.jobs:
         return build.jobs
     free_mib = available_memory_mib() if available_mib is None else available_mib

@@ -69,7 +69,7 @@ class BoardRow:
 
 
 def parse(text: str) -> BoardRow:
-    """Return the board that a row describes. Raises ValueError with the expected form."""
+    """Return the board that a row describes. Raises ValueError, whose message states the expected form."""
     first, *rest = text.split() or [""]
     name, mark, address = first.partition("=")
     if not mark or not NAME.fullmatch(name):

@@ -19,9 +19,10 @@ _LISTED = 3
 def clear(found: Iterable[Path], base: Path) -> None:
     """Remove the files and folders in ``found``, which killed tasks left below ``base``; print the freed space.
 
-    Programs that a killed task started may still be running, so an entry is kept if another process uses a path that
-    contains its name. The following are also kept: links, entries that this user may not remove, mount points, folders
-    that contain a mount point, and scratch folders that a process still locks (toolchain.files).
+    Programs that a killed task started may still be running, so a file or folder is kept if another process uses a path
+    that contains the file's or folder's name. The following are also kept: links, files and folders that this user may
+    not remove, mount points, folders that contain a mount point, and scratch folders that a process still locks
+    (toolchain.files).
     """
     with contextlib.ExitStack() as stack:
         unlocked = [path for path in map(files.absolute, found) if _removable(path, stack)]

@@ -1,9 +1,9 @@
-"""Manifests: each describes the files that a step created, and passes facts to later steps.
+"""A manifest describes the files that a step created, and passes facts to later steps.
 
 A manifest is a JSON file with the step's name and key, the key's inputs, the artefacts (path, size, SHA-256), facts for
-later steps (an image id, a package list), warnings, the duration in seconds, and the checkout's commit. Paths are
-relative to the manifest, so that a build folder can be moved. The commit is not part of the key or the product: a
-different commit alone does not cause a step to run.
+later steps (such as an image ID or a package list), warnings, the duration in seconds, and the checkout's commit. Paths
+are relative to the manifest, so that a build folder can be moved. The commit is part of neither the key nor the
+product, so a different commit alone does not cause a step to run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Artefact:
         return cls(path, path.stat().st_size, sha256_of(path))
 
     def verify(self) -> None:
-        """Raise ArtefactMissing or ArtefactDamaged if the file has changed since it was created."""
+        """Raise ArtefactMissing if the file is missing, or ArtefactDamaged if it has changed since it was created."""
         if not self.path.is_file():
             raise ArtefactMissing(f"{self.path} is missing", fix="run the task that creates the file")
         found = Artefact.of(self.path)

@@ -38,7 +38,7 @@ def free_port(host: str = LOOPBACK) -> int:
 
 
 class _Taken(Exception):
-    """Another program uses the port, or this user is not permitted to use it."""
+    """Another program uses the port, or this user is not permitted to listen on the port."""
 
 
 def _bound(host: str, port: int) -> int:
@@ -57,8 +57,8 @@ def require_free(
 ) -> None:
     """Raise InUse if another program listens on the port, or UserError if this user cannot listen there.
 
-    ``settings`` are the names of the settings that contain the address and the port; the last name is that of the
-    port. ``service`` names a service that often uses the port, and the command that stops it. If the port is in use,
+    ``settings`` lists the names of the settings that contain the address and the port; the setting for the port is the
+    last. ``service`` names a service that often uses the port, and the command that stops it. If the port is in use,
     the function waits up to ``wait_s`` seconds until it is free. Also raises UserError for a port out of range.
     """
     if not 0 < port < 65536:
@@ -112,7 +112,7 @@ def accepts(address: str, port: int, *, limit_s: float = 1.0) -> bool:
 
 
 def is_ssh(address: str, port: int, *, limit_s: float) -> bool:
-    """Return whether a server at this address and port sends an SSH server's first line."""
+    """Return whether the server at this address and port identifies itself as an SSH server."""
     with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=limit_s) as link:
         return link.recv(64).startswith(b"SSH-")
     return False

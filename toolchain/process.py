@@ -2,8 +2,8 @@
 
 Each child leads its own session and process group. After an error or Ctrl-C, the entire group is stopped with SIGTERM,
 then SIGKILL. If this process is killed, a reaper stops the groups (toolchain.reaper). Error messages explain exit
-codes: 127 and ENOENT mean a missing program, and 137 usually means the kernel's out-of-memory killer. A negative code
-means a signal, which the message names.
+codes: 127 and ENOENT mean that a program is missing, and 137 usually means that the kernel's out-of-memory killer
+stopped the program. A negative code means that a signal stopped the program; the message names the signal.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ def pasteable(argv: Sequence[str | os.PathLike[str]], cwd: Path | None = None) -
 
 
 def require_program(name: str, why: str) -> Path:
-    """Return the path of the program ``name``. Raises ProgramMissing with the reason ``why`` and the program's package.
+    """Return the path of the program ``name``.
 
-    The sbin folders, which are not on an ordinary user's PATH, are also searched.
+    Raises ProgramMissing, whose message states the reason ``why`` and the program's package. The sbin folders, which
+    are not on an ordinary user's PATH, are also searched.
     """
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
     found = shutil.which(name, path=search)
@@ -123,7 +124,10 @@ _registry_lock = threading.Lock()
 
 @contextlib.contextmanager
 def on_interrupt(end: Callable[[], object]) -> Iterator[None]:
-    """Let ``interrupt_all`` call ``end`` while the block runs, because threads do not receive Ctrl-C themselves."""
+    """Let ``interrupt_all`` call ``end`` while the block runs.
+
+    This is necessary because only the main thread receives Ctrl-C.
+    """
     token = id(end)
     with _registry_lock:
         _interruptible[token] = end
@@ -201,7 +205,7 @@ def tied(
 
 @contextlib.contextmanager
 def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Let the reaper stop the session that ``process`` leads if the task is killed while the block runs."""
+    """If the task is killed while the block runs, let the reaper stop the session that ``process`` leads."""
     _reaper.send(f"+{process.pid}\n")
     try:
         yield
@@ -210,7 +214,7 @@ def reaped(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def end_group(process: subprocess.Popen[bytes], *, polite_s: float = _TERM_WAIT_S) -> None:
-    """Stop the process group that ``process`` leads: SIGTERM, a wait of ``polite_s`` seconds, then SIGKILL.
+    """Stop the process group that ``process`` leads: send SIGTERM and, after ``polite_s`` seconds, SIGKILL.
 
     The function waits for all members of the group, because a child that ignores SIGTERM outlives the leader.
     """
@@ -258,9 +262,9 @@ def run(
     ``on_line`` is called with each line as it is written; the command and its full output are appended to ``log``. If
     ``merge_stderr`` is false, only stdout is returned, and stderr is used only in error messages.
 
-    Raises ProgramMissing; UserError if the kernel does not support the program's format; CommandFailed if the command
-    fails; or CommandTimedOut after ``limit_s`` seconds. If ``check`` is false, CommandFailed is raised only for a
-    program that cannot be started.
+    Raises ProgramMissing if the program is missing, UserError if the kernel does not support the program's format,
+    CommandFailed if the command fails, or CommandTimedOut after ``limit_s`` seconds. If ``check`` is false,
+    CommandFailed is raised only for a program that cannot be started.
     """
     words = tuple(os.fspath(part) for part in argv)
     began = time.monotonic()

@@ -1,7 +1,8 @@
-"""Identify a process across program runs by its ID, its start time and the boot.
+"""Identify a process, even in a later run of this program, by its ID, its start time and the ID of the boot.
 
-The kernel reuses process IDs; only the three together identify a process. The start time is that of the kernel, in
-clock ticks since the boot. Unlike psutil's creation time, it does not change when the system clock is adjusted.
+The kernel reuses process IDs, so only the three values together identify a process. The start time is the value that
+the kernel reports, in clock ticks since the boot. Unlike psutil's creation time, it does not change when the system
+clock is adjusted.
 """
 
 from __future__ import annotations
@@ -61,5 +62,6 @@ def _start_ticks(pid: int) -> int:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return _ENDED
-    # Field 22 of proc(5). Field 2, the name, is in parentheses and may itself contain spaces and parentheses.
+    # The start time is field 22 (proc(5)). Field 2, the name, is in parentheses and may itself contain spaces and
+    # parentheses.
     return int(stat.rpartition(b")")[2].split()[19])

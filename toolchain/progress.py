@@ -1,7 +1,7 @@
-"""Print progress: steps with their duration, progress bars, warnings and the final table.
+"""Print the progress: steps with their durations, progress bars, warnings and the final table.
 
-On a terminal the bars are live (rich); in a log they are plain lines. Progress is printed to stderr; stdout contains
-only a task's result.
+On a terminal, the bars are updated in place (rich); in a log, they are plain lines. Progress is printed to stderr;
+stdout contains only a task's result.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _LineBar:
 
 
 class _Where(ProgressColumn):
-    """A column that is shown only for bars that count bytes (``in_bytes``), or only for bars that do not."""
+    """A column that is shown either only for bars that count bytes (``in_bytes``) or only for other bars."""
 
     def __init__(self, column: ProgressColumn, *, in_bytes: bool) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def _warn(out: Console, text: str) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the final table. ``digest`` is a SHA-256 or an image ID, ``size`` is in bytes."""
+    """A row of the final table. ``digest`` is a SHA-256 or an image ID; ``size`` is in bytes."""
 
     name: str
     size: int

@@ -3,7 +3,7 @@
 The task starts this process in a separate session. Through a pipe, the task writes to this process's standard input:
 ``+ID`` when the leader of session ``ID`` has started, ``-ID`` when the leader has exited. The kernel closes the pipe
 when the task exits for any reason, including SIGKILL. The remaining processes in those sessions are then sent SIGTERM
-and, after ``POLITE_S`` seconds, SIGKILL. A parent-death signal would reach only the programs, not their children. The
+and, after ``POLITE_S`` seconds, SIGKILL. A parent-death signal would stop the programs, but not their children. The
 module is run with ``python -I -S`` and does not import other modules of this project.
 """
 

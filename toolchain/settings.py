@@ -1,4 +1,4 @@
-"""Read invoke.yaml and the --config file through Invoke, and check that they consist of sections with settings.
+"""Read invoke.yaml and the --config file through Invoke, and check that both consist of sections with settings.
 
 Empty sections are ignored.
 """
@@ -106,7 +106,7 @@ def checked(document: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _not_of_invoke(section: str, key: Any, value: Any) -> str:
-    """Check one of Invoke's own settings. Return the error as text, or an empty string for a valid setting."""
+    """Check one of Invoke's own settings. Return the error as text, or an empty string if the setting is valid."""
     usual = config.Config.global_defaults()[section]
     if key not in usual:
         return f"Invoke has no such setting; valid: {', '.join(usual)}"

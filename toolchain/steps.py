@@ -1,11 +1,11 @@
 """Run steps only when an input has changed, and report which input has changed.
 
-A step's *key* is the SHA-256 of its inputs as canonical JSON. Inputs are named strings: settings, source file
-fingerprints, the SHA-256 of each module of this project that contributes to the product (toolchain.closure), and the
-SHA-256 of the products of the steps on which the step depends. A finished step's manifest records the key and the
-inputs. The next run compares the recorded inputs with the current ones and shows the difference as the reason. A step
-also runs when its products are missing, which its ``missing`` function detects. If a step produces the same bytes
-again, the steps that depend on it do not run.
+A step's *key* is the SHA-256 of its inputs as canonical JSON. Inputs are strings with names. They include settings,
+fingerprints of source files, the SHA-256 of each module of this project that contributes to the product
+(toolchain.closure), and the SHA-256 of the products of the steps on which the step depends. A finished step's manifest
+records the key and the inputs. The next run compares the recorded inputs with the current ones and shows the difference
+as the reason. A step also runs if its products are missing, which the ``missing`` function of the step detects. If a
+step produces the same bytes again, the steps that depend on it do not run.
 
 Planning does not change anything. A plan assumes that if a step runs, all steps that depend on it run too. During
 execution, each decision is made again from the actual products of the earlier steps.
@@ -128,7 +128,7 @@ class Pipeline:
         return Decision(step, inputs, bool(reason), reason or "inputs unchanged", previous, step.name in force)
 
     def execute(self, decisions: Sequence[Decision], *, at_once: int = 2) -> list[Manifest]:
-        """Run a plan's steps; return the manifests of all its steps, in order.
+        """Run the necessary steps of a plan; return the manifests of all steps in the plan, in order.
 
         Of the steps that can start, the one with the longest chain of dependent steps starts first. Ctrl-C stops the
         running steps' programs (toolchain.process), and then the steps.
@@ -138,7 +138,7 @@ class Pipeline:
         chains = _chain_lengths([decision.step for decision in decisions])
         waiting = sorted((decision.step for decision in decisions), key=lambda step: -chains[step.name])
         faults: list[BaseException] = []  # in the order in which they occurred
-        # Determined once for all steps, because git reads the whole checkout.
+        # The commit is determined once for all steps, because git reads the whole checkout.
         origin = functools.cache(checkout.origin)
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             running: dict[concurrent.futures.Future[Manifest], Step] = {}
@@ -206,7 +206,7 @@ class Pipeline:
 
 
 def _chain_lengths(steps: Sequence[Step]) -> dict[str, int]:
-    """Return, for each step, the length of the longest chain of steps that depend on it."""
+    """Return, for each step, the length of the longest chain of steps that depend on this step."""
     found: dict[str, int] = {}
     for step in reversed(steps):
         found[step.name] = max((found[other.name] + 1 for other in steps if step.name in other.needs), default=0)

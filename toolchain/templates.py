@@ -1,4 +1,4 @@
-"""Render Jinja templates. An undefined name is an error."""
+"""Render Jinja templates. If a template uses an undefined name, an exception is raised."""
 
 from __future__ import annotations
 

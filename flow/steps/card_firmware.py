@@ -29,7 +29,7 @@ def folder(context: Context, name: str) -> Path:
 def step(context: Context, name: str) -> Step:
     """Return the step that fetches a package and extracts the firmware and its licence.
 
-    ``name`` is a key of ``PARTS``. The packages.toml table has the same name with ``_`` instead of ``-``.
+    ``name`` is a key of ``PARTS``. The table in packages.toml has the same name, except that ``_`` replaces ``-``.
     """
     (package,) = packages_for(name.replace("-", "_"), context.image)
     wanted = tuple(

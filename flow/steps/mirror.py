@@ -50,5 +50,5 @@ def step(context: Context) -> Step:
 
 
 def _limits(sources: Sequence[apt.Source]) -> str:
-    """Return as text the archives from which only certain packages may be used, each with these packages' names."""
+    """Return as text the archives from which only certain packages may be used, and the names of these packages."""
     return "; ".join(dict.fromkeys(f"{item.archive}: {' '.join(item.only)}" for item in sources if item.only))

@@ -20,8 +20,8 @@ from toolchain.steps import Made, Step
 def step(context: Context, name: str, title: str, *, with_target: bool = True) -> Step:
     """Return the step that makes a builder's root filesystem and its image.
 
-    The root contains the packages that packages.toml lists in the table with the step's name (``_`` replaces ``-``).
-    Without ``with_target``, all packages are for this PC.
+    The root contains the packages that packages.toml lists in a table that has the step's name, except that ``_``
+    replaces ``-``. Without ``with_target``, all packages are for this PC.
     """
     architectures = (context.native, *([context.target] if with_target else []))
     names = packages_for(name.replace("-", "_"), context.image)

@@ -24,8 +24,8 @@ def step(context: Context) -> Step:
         spec = roots.root_spec(context, "tools", packages, needs["mirror"], architectures)
         rootfs.build_tools(spec, context.tools, context.log("tools"), standing_in=standing_in, without=without)
         programs = (context.tools / rootfs.STANDING_IN).read_text().split()
-        # The list of packages is recorded too: the builder image must also change if a package that contains only
-        # headers is added.
+        # The list of packages is also recorded, because the builder image must change even if an added package contains
+        # only headers and no programs.
         return Made(facts={"programs": programs, "packages": list(packages)})
 
     return Step(

@@ -98,7 +98,7 @@ def builder_of(context: Context, needs: Mapping[str, Manifest]) -> building.Buil
 def _from_cache(context: Context, cached: Sequence[Path], key: str) -> Made:
     """Audit and copy the cached wheel.
 
-    It was built, here or elsewhere, with the same recipe, compiler and packages.
+    This wheel was built, here or elsewhere, with the same recipe, compiler and packages.
     """
     (wheel,) = [path for path in cached if path.suffix == ".whl"]
     stated = provenance.read(provenance.path_for(wheel), wheel).get("recipeKey")

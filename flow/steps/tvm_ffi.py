@@ -1,4 +1,4 @@
-"""Unpack TVM FFI's wheel, and write a tar with its files at their paths in the target's root filesystem."""
+"""Unpack TVM FFI's wheel in the layout of the target's root filesystem, and pack the result as a tar."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _as_target(python: str) -> None:
     sys.prefix = sys.base_prefix = sys.exec_prefix = sys.base_exec_prefix = "/usr"
     compiled = [path for path in sys.path if path.startswith(_OWN) and path.endswith("/lib-dynload")]
     target = f"/usr/lib/{compiled[0].split('/')[-2]}"
-    # Without the first entry, which is the folder of this script.
+    # The first entry, which is the folder of this script, is omitted.
     sys.path[:] = [path for path in sys.path[1:] if not path.startswith(_OWN)] + [target, *compiled]
     *others, of_folders = sys.path_hooks
     of_source = FileFinder.path_hook((SourceFileLoader, SOURCE_SUFFIXES))
@@ -55,7 +55,8 @@ def _as_target(python: str) -> None:
 def _use_native_cython() -> None:
     """Import a native wheel of the installed Cython if the wheel's source is identical to the installed source.
 
-    Versions do not identify a source: the distribution's package has patches, and a project can install any commit.
+    A version does not identify a source, because the distribution's package has patches and a project can install any
+    commit.
     """
     from importlib import metadata
 
