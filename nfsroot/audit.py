@@ -1,7 +1,8 @@
 """Find and fix parts of a root filesystem that would cause failures when a board boots from it over NFS.
 
 The audit reads and writes files in the tree but executes none of them, so it needs no chroot and no emulator. Links are
-resolved as on the board and never lead out of the tree. A second audit of the same tree changes only the host keys.
+resolved as the board would resolve them, and never lead out of the tree. A second audit of the same tree changes only
+the host keys.
 
 The checks run in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that the NFS root
 uses must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.

@@ -88,8 +88,8 @@ class BootParts:
 def boot_parts(tree: Path, firmware: Path | None = None) -> BootParts:
     """Find the newest kernel, its initramfs and device trees, and the boards' firmware.
 
-    If the tree lacks the firmware, it is taken from the folder ``firmware``. Links are resolved as on the board and
-    never lead out of the tree.
+    If the tree lacks the firmware, it is taken from the folder ``firmware``. Links are resolved as the board would
+    resolve them, and never lead out of the tree.
     """
 
     def version(name: str) -> list[int]:

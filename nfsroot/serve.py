@@ -181,7 +181,7 @@ def running_server(
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         configuration = scratch / "ganesha.conf"
-        # The probe runs on this machine, which must therefore also be a client.
+        # The probe runs on this machine, so this machine must also be among the clients.
         allowed = list(dict.fromkeys([*clients, address if address != "0.0.0.0" else "127.0.0.1"]))  # noqa: S104
         configuration.write_text(
             ganesha_configuration(

@@ -181,7 +181,7 @@ def _content(path: bytes) -> str:
 
 
 def inside(root: Path, path: str) -> Path:
-    """Resolve ``path`` in the tree as on the board, without following the last component.
+    """Resolve ``path`` in the tree as the board would resolve it, but do not follow the last component.
 
     Absolute link targets are relative to the tree's root, and ``..`` never leads out of the tree. Raises OSError for
     link loops.
@@ -221,7 +221,7 @@ def follow(root: Path, path: str) -> Path:
 
 
 def file_in(root: Path, path: str | Path) -> Path | None:
-    """Return the regular file at ``path`` in the tree after following links as on the board; None if there is none."""
+    """Return the regular file at ``path`` in the tree, or None if there is none; resolve links as the board would."""
     try:
         found = follow(root, str(path))
         return found if found.is_file() else None

@@ -210,7 +210,7 @@ def _start(program: Path, settings: Settings, port: int) -> Registry:
         child.kill()
         child.wait()
         raise
-    # The registry outlives this process; without a return code, Popen would emit a ResourceWarning.
+    # The registry outlives this process. A return code is set, because Popen would otherwise emit a ResourceWarning.
     child.returncode = 0
     return running
 

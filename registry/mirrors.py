@@ -265,7 +265,7 @@ def _checked(url: str) -> str:
 
 
 def _plain(url: str) -> str:
-    """Return a URL without the slash that the engine appends. Scheme and host are case-insensitive."""
+    """Return a URL in lower case, without the slash that the engine appends. Scheme and host are case-insensitive."""
     return url.rstrip("/").lower()
 
 

@@ -1,10 +1,10 @@
 """Cache finished wheels, so that each machine or team must run a build that takes an hour only once.
 
-An entry consists of a finished wheel, the debug symbols that were split off, and the provenance. An entry is stored in
-the build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's key, the
-compiler and the installed packages. A manifest in the folder lists sizes and SHA-256 digests, which are verified on
-every use. An entry that fails verification is never used; it is renamed instead of deleted, so that the cause can be
-examined.
+An entry consists of a finished wheel, the debug symbols that were removed from it, and the provenance. An entry is
+stored in the build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's
+key, the compiler and the installed packages. A manifest in the folder lists sizes and SHA-256 digests, which are
+verified on every use. An entry that fails verification is never used; it is renamed instead of deleted, so that the
+cause can be examined.
 
 An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns a recipe's
 newest wheel, regardless of the compiler that built it; ``get`` returns the wheel with a given key.
