@@ -1,8 +1,8 @@
-"""Access a board over SSH with the login key that the export created and the board's pinned host key.
+"""Access a board over SSH with the login key that the export created and with the board's pinned host key.
 
 ssh looks up the host key under a fixed name (``HostKeyAlias``), so the key is valid for every address and port of the
-board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. In both
-cases, ssh rejects an unknown host key and does not add it to ``known_hosts``.
+board, including a virtual machine's forwarded port. Without a pinned key, ssh uses the user's ``known_hosts``. ssh
+always rejects an unknown host key and never adds it to ``known_hosts``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DENIED = re.compile(r"Permission denied \(|Too many authentication failures")
 class SshAccess:
     """A board's address, user and keys.
 
-    ``key`` and ``known_hosts`` are None for a board whose system this project did not export: ssh then uses the user's
+    If this project did not export the board's system, ``key`` and ``known_hosts`` are None, and ssh uses the user's
     keys and ``known_hosts``.
     """
 
@@ -39,7 +39,10 @@ class SshAccess:
     known_hosts: Path | None = None
 
     def options(self) -> list[str]:
-        """The ``ssh`` options for a login without prompts that accepts only the known host key. Raises UserError."""
+        """Return the ``ssh`` options for a login that never prompts and accepts only a known host key.
+
+        Raises UserError.
+        """
         words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
         if self.known_hosts is not None:
             words += [
@@ -48,7 +51,8 @@ class SshAccess:
                 "-o", f"HostKeyAlias={ALIAS}",
             ]  # fmt: skip
         if self.key is not None:
-            # With -i, ssh would ignore the key, because no file has the unexpanded name, in which % is doubled.
+            # The option -i is not used, because ssh would look for the file before it expands %%, and ignore the key as
+            # missing.
             words += ["-o", "IdentitiesOnly=yes", "-o", f"IdentityFile={_quoted(self.key)}"]
         return words
 
@@ -63,7 +67,7 @@ class SshAccess:
 
 
 def parse_host(text: str) -> tuple[str, str, int]:
-    """Parse ``[USER@]HOST[:PORT]`` (IPv6: ``[ADDRESS]:PORT``) into user (default root), host, port (default 22)."""
+    """Parse ``[USER@]HOST[:PORT]`` (IPv6: ``[ADDRESS]:PORT``) into user (default root), host and port (default 22)."""
     found = re.fullmatch(
         r"(?:(?P<user>[\w.][\w.-]*)@)?(?:\[(?P<six>[0-9A-Fa-f:%\w.]+)\]|(?P<host>[\w.][\w.-]*))(?::(?P<port>\d+))?",
         text,
@@ -79,7 +83,7 @@ def parse_host(text: str) -> tuple[str, str, int]:
 
 
 def pin(host_keys: Path, destination: Path, more: Sequence[str] = ()) -> Path:
-    """Write a known_hosts file with all keys of ``host_keys``, and ``more`` keys, under the name ``ALIAS``.
+    """Write a known_hosts file that lists the keys in ``host_keys`` and in ``more`` under the name ``ALIAS``.
 
     ``host_keys`` is a known_hosts file or a file of public keys in ssh-keygen's format. Raises ArtefactMissing if
     ``host_keys`` contains no key.
@@ -94,7 +98,7 @@ def pin(host_keys: Path, destination: Path, more: Sequence[str] = ()) -> Path:
             "the host key of the exported tree is missing, so the board cannot be authenticated",
             expected=f"at least one public key in {host_keys}",
             found="no key" if host_keys.exists() else "no such file",
-            fix="run ./inv export-nfsroot again: it creates the host keys",
+            fix="run ./inv export-nfsroot again, which creates the host keys",
         )
     files.write_text_atomically(destination, "".join(f"{ALIAS} {key}\n" for key in dict.fromkeys([*keys, *more])))
     return destination
@@ -129,21 +133,21 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
 
 
 def _to_type(program: str, access: SshAccess) -> str:
-    """Return the command that runs ``program`` for the board, as the user whose keys and known_hosts this task uses."""
+    """Return a command that runs ``program`` with the board's address, as the user whose keys this task uses."""
     sudo = ["sudo"] if os.geteuid() == 0 and os.environ.get("SUDO_USER") else []
     port = ["-p", str(access.port)] if access.port != 22 else []
     return shlex.join([*sudo, program, *port, f"{access.user}@{access.host}"])
 
 
 def _quoted(path: Path) -> str:
-    """Return a path quoted for ssh's option parser, with ``%`` as ``%%``, because ssh expands both paths.
+    """Return a path quoted for ssh's option parser, with ``%`` doubled, because ssh expands ``%`` in paths.
 
     Raises UserError for a path with ``${``, which cannot be quoted.
     """
     if "${" in str(path):
         raise UserError(
             "ssh cannot use the files of the exported tree",
-            expected="a path without ${, because ssh would insert the value of a variable",
+            expected="a path without ${, because ssh would replace it with the value of a variable",
             found=str(path),
             fix="set nfs.folder and build.folder to folders without ${ in their paths",
         )

@@ -1,8 +1,8 @@
 """Find and fix parts of a root filesystem that would cause failures when a board boots from it over NFS.
 
-The audit reads and writes files in the tree but executes none of them, so it needs no chroot and no emulator.
-Links are resolved as on the board and never lead out of the tree. A repeated audit of a tree changes only the host
-keys.
+The audit reads and writes files in the tree but executes none of them, so it needs no chroot and no emulator. Links are
+resolved as the board would resolve them, and never lead out of the tree. A second audit of the same tree changes only
+the host keys.
 
 The checks run in this order: resolv.conf, hostname, machine-id, fstab, swap, network (the interface that the NFS root
 uses must not be configured again), host-keys, root-login, capabilities, engine-files, dev, clock, proxies, helper.
@@ -92,7 +92,7 @@ class Audit:
         self.findings.append(Finding(check=check, path=path, found=found, fix=fix, fixed=fixed))
 
     def text(self, path: str) -> str | None:
-        """Return the text of a regular file, following links, or None if there is none."""
+        """Return the text of the regular file at ``path``, or None if there is no such file; links are followed."""
         try:
             place = follow(self.root, path)
             return place.read_text(errors="surrogateescape") if place.is_file() else None
@@ -134,7 +134,7 @@ class Audit:
         self.touched.append(self._relative(place))
 
     def has(self, path: str) -> bool:
-        """Return whether the path exists; a dangling link counts."""
+        """Return whether the path exists, even if it is a dangling link."""
         return os.path.lexists(inside(self.root, path))
 
     def listing(self, folder: str, pattern: str = "*") -> Iterator[str]:
@@ -175,7 +175,8 @@ def table(findings: Sequence[Finding]) -> Table:
 def nameservers_of_host(candidates: Sequence[Path] = ()) -> tuple[str, ...]:
     """Return this PC's name servers, except those that other machines cannot use.
 
-    These are loopback addresses and addresses that are valid on one of this PC's interfaces only (``fe80::1%eth0``).
+    Other machines cannot use loopback addresses or addresses that are valid on only one of this PC's interfaces
+    (``fe80::1%eth0``).
     """
     for source in candidates or (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf")):
         try:

@@ -1,8 +1,9 @@
 """Export the system that the virtual machine boots before it chroots into the exported tree.
 
-A real board that runs enter-nfsroot has another system on its card. In QEMU, the image of the root filesystem takes the
-place of the system on the card. This bare system lacks torch, libqpu and the extension modules, and is exported to a
-separate folder. If the device suite finds torch and the modules, they must come from the exported tree.
+A real board that runs enter-nfsroot has booted another system from its card. In QEMU, the image of the root filesystem
+takes the place of the system on the card. This bare system lacks torch, libqpu and the extension modules, and is
+exported to a separate folder. If the device suite finds torch and the modules, it has therefore found them in the
+exported tree.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def layout_of(config: Config) -> Layout:
 def ready(config: Config) -> Layout:
     """Export the image unless it has already been exported; return the export's paths.
 
-    Raises the same errors as ``export``, and ArtefactMissing if the engine does not have the image (because the system
-    image was pulled, not built here).
+    Raises the same errors as ``export``, and ArtefactMissing if the engine does not have the image. The image is absent
+    if the system image was pulled and not built here.
     """
     process.require_root("to export and serve the system that chroots into the tree", "./inv test-on-pi --chroot")
     layout = layout_of(config)

@@ -1,4 +1,4 @@
-"""Track the progress of boards that boot over the network, from the logs of dnsmasq and the NFS server.
+"""Use the logs of dnsmasq and the NFS server to track the progress of boards that boot over the network.
 
 A board requests an address (DHCP), fetches the firmware's files, the kernel and the initramfs (TFTP), mounts its root
 (NFS), and starts its SSH server. ``Boards`` records which stage each board has reached, and why a board is stuck.
@@ -29,7 +29,8 @@ _REFUSED = re.compile(
     r"\d+ .* for client (?:::ffff:)?(?P<ip>[\d.]+)"
 )
 _SERIAL = re.compile(r"[0-9a-f]{8}")
-# With TFTP_PREFIX=2, the boot loader of a Pi 4 or 5 uses the hardware address instead of the serial number.
+# With TFTP_PREFIX=2, the boot loader of a Pi 4 or 5 requests files from a folder that is named after the hardware
+# address instead of the serial number.
 _FOLDER = re.compile(rf"{_SERIAL.pattern}|([0-9a-f]{{2}}-){{5}}[0-9a-f]{{2}}")
 _DEVICE_TREE = re.compile(r"bcm\d+(?:d0)?-rpi-(?P<model>.+)\.dtb")
 # The firmware also requests files that may be absent, such as recovery.elf and a folder named after the board.
@@ -158,7 +159,8 @@ class Boards:
     def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
         """Record the addresses of the NFS server's clients; return the boards that have newly mounted the tree.
 
-        If a router assigns addresses, a board that has the firmware on a card is first detected by its NFS connection.
+        If a router assigns addresses, a board with the firmware on a card is not detected until it connects to the NFS
+        server.
         """
         for address in addresses:
             self._at(address, now)
@@ -180,8 +182,8 @@ class Boards:
 
     def _asked(self, mac: str, kind: str, address: str, now: float) -> Board:
         board = self._by_mac.setdefault(mac, Board(mac, now, now))
-        # The firmware, the initramfs and the system each request an address: only the first request after a long
-        # silence indicates a new boot. With a router, dnsmasq logs the firmware's requests as PXE.
+        # The firmware, the initramfs and the system each request an address, so only the first request after a long
+        # silence indicates a new boot. If a router assigns the addresses, dnsmasq logs the firmware's requests as PXE.
         if kind in ("DHCPDISCOVER", "PXE") and board.state == "up" and now - board.last > STALLED_S:
             board = self._by_mac[mac] = Board(mac, now, now, board.address, board.serial, board.model)
         if kind in ("DHCPOFFER", "DHCPACK"):

@@ -88,8 +88,8 @@ class BootParts:
 def boot_parts(tree: Path, firmware: Path | None = None) -> BootParts:
     """Find the newest kernel, its initramfs and device trees, and the boards' firmware.
 
-    If the tree lacks the firmware, it is taken from the folder ``firmware``. Links are resolved as on the board and
-    never lead out of the tree.
+    If the tree lacks the firmware, it is taken from the folder ``firmware``. Links are resolved as the board would
+    resolve them, and never lead out of the tree.
     """
 
     def version(name: str) -> list[int]:
@@ -122,7 +122,7 @@ def boot_parts(tree: Path, firmware: Path | None = None) -> BootParts:
 
 
 def trees_by_filter(names: Collection[str]) -> dict[str, str]:
-    """Map each config.txt filter, such as ``pi4``, to one of the device trees with these names.
+    """Map the filters of config.txt, such as ``pi4``, to the device trees in ``names``.
 
     The map is empty if the firmware itself selects the device tree.
     """
@@ -177,7 +177,8 @@ def write_boot_files(config: Config, final: Layout, tree: Path, folder: Path) ->
         final.boards.mkdir(mode=0o700, parents=True, exist_ok=True)
     access = [(_exports_path(str(place)), "rw" if is_writable else "ro") for place, is_writable in served.items()]
     (output / "exports").write_text(render("exports", folders=access, subnet=str(subnet)))
-    # This file is for a server that the user starts; serve-nfsroot renders its own file with its address and port.
+    # This file is for users who start the server themselves; serve-nfsroot renders another file with the address and
+    # port that it uses.
     try:
         major = major_version(process.require_program("ganesha.nfsd", "to serve the tree"))
         plugins = plugin_folder()
@@ -248,7 +249,7 @@ def overlay_arguments(config: Config, layout: Layout) -> list[str]:
 
 
 def current_command_line(text: str, config: Config, layout: Layout, address: str) -> str:
-    """Return a kernel command line for the server at ``address`` with the current settings.
+    """Return a kernel command line that contains the server's ``address`` and the current settings.
 
     ``text`` is the command line that the export wrote, possibly with the user's changes, which are kept.
     """
@@ -292,8 +293,8 @@ def lease_range(
     """Return the first and the last address of the range from which DHCP assigns addresses to boards.
 
     The range is the second fifth of the subnet, or all of a small subnet. It is shortened to exclude the server's
-    address. Returns None if the subnet has no address for a board. The addresses are not enumerated, because a /8
-    subnet has 16 million.
+    address. Returns None if the subnet has no address for a board. The range is calculated without a list of all
+    addresses, because a /8 subnet has 16 million addresses.
     """
     low, high = subnet.network_address + 1, subnet.broadcast_address - 1
     count = int(high) - int(low) + 1
@@ -305,5 +306,5 @@ def lease_range(
 
 
 def _exports_path(path: str) -> str:
-    """Return a path for exports(5), with octal escapes for spaces, quotes and similar characters."""
+    """Return a path in the format of exports(5), with octal escapes for spaces, quotes and similar characters."""
     return "".join(char if re.match(r"[\w/.,:+@=-]", char) else f"\\{ord(char):03o}" for char in path)

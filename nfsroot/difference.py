@@ -1,4 +1,4 @@
-"""``diff``: list the packages, wheels and files that differ between two systems.
+"""Implement ``diff``, which lists the packages, wheels and files that differ between two systems.
 
 A system is an image in the engine, an exported tree, a tar archive of a root filesystem, or a bill of materials. A bill
 of materials does not list files. For the other kinds of systems, packages are read from dpkg's status file, and wheels
@@ -83,7 +83,11 @@ class System:
 
 @dataclass(frozen=True)
 class Change:
-    """An item that differs. ``old`` or ``new`` is empty if that system lacks the item. Sizes are in bytes, or None."""
+    """An item that differs.
+
+    ``old`` is empty if the old system lacks the item, and ``new`` is empty if the new system lacks it. Sizes are in
+    bytes; only files have a size.
+    """
 
     name: str
     old: str
@@ -116,7 +120,7 @@ class Difference:
         return json.dumps(document, indent=2) + "\n"
 
     def print(self, console: Console | None = None) -> None:
-        """Print one table for each kind of difference. The table of files shows only those whose sizes differ most."""
+        """Print one table for each kind of difference. The last table shows only the files whose sizes differ most."""
         out = console or progress.make_console()
         _print_changes(out, "packages", self.packages)
         _print_changes(out, "wheels and libraries", self.wheels)
@@ -289,7 +293,7 @@ def _is_library(path: str) -> bool:
 
 
 def _packages(status: str) -> Iterator[tuple[str, str]]:
-    """Yield NAME:ARCHITECTURE and the version of each installed package in dpkg's status."""
+    """Yield NAME:ARCHITECTURE and the version of each package that dpkg's status lists as installed."""
     for fields in Deb822.iter_paragraphs(status, use_apt_pkg=False):
         if fields.get("Status", "").endswith(" installed"):
             yield f"{fields['Package']}:{fields['Architecture']}", fields["Version"]
@@ -358,7 +362,7 @@ def _of_tar(archive: tarfile.TarFile) -> Iterator[_Entry]:
 
 
 def _identity(mode: int, uid: int, gid: int, payload: str) -> str:
-    # A symbolic link's mode has no meaning, and tar programs record different ones.
+    # A symbolic link's mode has no meaning, and the recorded mode depends on the tar program.
     shown = "l" + "rwxrwxrwx" if stat.S_ISLNK(mode) else stat.filemode(mode)
     return f"{shown} {uid}:{gid} {payload}".rstrip()
 

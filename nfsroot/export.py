@@ -180,7 +180,7 @@ def export(
 def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
     """Return the facts about the image's origin that the manifest records.
 
-    They come from the local build and from the image's labels.
+    The facts come from the local build and from the image's labels.
 
     ``built_image`` is the last image that was built here. ``image_source`` (the commit that the image was built from)
     and ``wheels`` (the image's wheels) are present only if the exported image is ``built_image``, not a pulled image.
@@ -200,7 +200,7 @@ def origin_of(config: Config, source: unpack.SourceImage) -> dict[str, Any]:
 
 
 def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: Path) -> dict[str, str]:
-    """Write the tree's bill of materials into a folder; return its file names with their SHA-256.
+    """Write the tree's bill of materials into a folder; return the names and SHA-256 of the files.
 
     For an image that was built here, the build's bill of materials is used. A tree without dpkg's status has no bill of
     materials.
@@ -214,7 +214,7 @@ def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: P
             shutil.copyfile(item.path, folder / item.path.name)
     else:
         with progress.step("bill of materials"), scratch_folder(folder, "packages") as root:
-            # In the tree itself, links of the image could lead debsbom to files of this PC.
+            # debsbom reads copies, because links in the tree could lead it to files of this PC.
             for name in sbom.FILES:
                 if (place := file_in(tree, name)) is not None:
                     (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -403,7 +403,7 @@ def _aside(final: Layout) -> Iterator[Path]:
         (aside / MARKER).touch()
         yield aside
     finally:
-        # The user may mount something in the tree at any time: do not delete mounted files.
+        # The user may mount something in the tree at any time, and mounted files must not be deleted.
         require_unmounted(aside, "removed")
         remove(aside)
 
@@ -419,7 +419,7 @@ def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifes
         if tree is not None:
             trees = frozenset({identity_of(tree)})
             if final.folder.is_dir():
-                # Both markers name both trees, in case the power fails between the two exchanges.
+                # The old marker names both trees, in case the power fails between the two exchanges.
                 write_marker(final, named_trees(final) | trees)
         (metadata / MARKER).write_text(marker_of(trees))
         if tree is not None:
@@ -439,7 +439,7 @@ def _exchange(new: Path, place: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(place), _RENAME_EXCHANGE) == 0:
         return
-    # Some file systems (NFS, older overlayfs) do not support the exchange: rename twice.
+    # Some file systems (NFS, older overlayfs) do not support the exchange, so rename twice.
     old = _old_name(new.parent, place)
     place.rename(old)
     try:
@@ -450,7 +450,7 @@ def _exchange(new: Path, place: Path) -> None:
 
 
 def _old_name(aside: Path, place: Path) -> Path:
-    """Return the temporary path to which the first of the two renames moves the old folder."""
+    """Return the temporary path of an old folder while two renames replace it."""
     return aside / f"{place.name}.old"
 
 

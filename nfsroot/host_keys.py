@@ -19,8 +19,8 @@ _PUBLIC_KEY = re.compile(r"^(?:ssh-ed25519|ecdsa-sha2-nistp256) [A-Za-z0-9+/=]+"
 def of_boards(layout: Layout) -> list[str]:
     """Return the public host keys that boards with ``nfs.overlay`` store on this PC.
 
-    Boards can write to their folders, so symbolic links that lead out of a folder are ignored, and so are files that
-    do not contain keys.
+    Boards can write to their folders. Files without keys, and symbolic links that lead out of ``layout.boards``, are
+    therefore ignored.
     """
     top = layout.boards.resolve()
     keys: list[str] = []
@@ -39,7 +39,7 @@ def publish(layout: Layout) -> None:
 
 
 def pin(layout: Layout, destination: Path) -> Path:
-    """Write a known_hosts file with the export's host keys and its boards' own ones, and return its path.
+    """Write a known_hosts file with the host keys of the export and of its boards, and return the file's path.
 
     Raises ArtefactMissing if the export has no host key.
     """

@@ -14,10 +14,9 @@ The exported tree contains only the board's files; all metadata is next to it. F
 The marker identifies trees by inode and birth time. Another folder with the same name is not accepted, even if the file
 system has reused a removed tree's inode.
 
-A board writes as root and can create setuid programs. ``nfsroot/`` therefore has mode 0700: a user who can enter it
-could become root on the PC by running a setuid program from the tree. The tree itself cannot have that mode, because
-its mode is that of ``/`` on the board. Earlier versions exported the tree to ``nfsroot/`` itself; ``move_in`` converts
-such an export.
+A board writes as root and can create setuid programs. A user of the PC who can enter the tree could become root by
+running such a program, so ``nfsroot/`` has mode 0700. The tree itself cannot have this mode, because its mode is that
+of ``/`` on the board. Earlier versions exported the tree to ``nfsroot/`` itself; ``move_in`` converts such an export.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Layout:
 
     @property
     def folder(self) -> Path:
-        """The folder with the files next to the tree."""
+        """The folder with the files that accompany the tree."""
         return self.place.with_name(f"{self.place.name}.files")
 
     @property
@@ -85,7 +84,7 @@ class Layout:
 
     @property
     def aside(self) -> Path:
-        """The folder in which the next export is prepared, on the tree's file system."""
+        """The folder, on the tree's file system, in which the next export is prepared."""
         return self.place.with_name(f".{self.place.name}.export")
 
     @property
@@ -155,7 +154,7 @@ def _named(layout: Layout, folder: Path) -> bool:
 
 
 def is_ours(layout: Layout) -> bool:
-    """Return whether an export created the folder at the tree's path, so that it may be replaced.
+    """Return whether an export created the folder at the tree's path; only such a folder may be replaced.
 
     If the marker has only the inode, the folder must also contain one of the export's host keys.
     """

@@ -1,7 +1,7 @@
-"""Boot boards without a card: run DHCP and TFTP (dnsmasq) and the NFS server in the foreground.
+"""Boot boards without a card: run the DHCP and TFTP server (dnsmasq) and the NFS server in the foreground.
 
 dnsmasq serves a copy of the TFTP folder, because it drops root privileges and only root can access the exported folder.
-A table shows which stage each board has reached. With ``nfs.overlay`` the boards share a tree that none of them can
+A table shows which stage each board has reached. With ``nfs.overlay``, the boards share a tree that none of them can
 change.
 """
 
@@ -56,7 +56,7 @@ def netboot(
     stop: threading.Event | None = None,
     on_event: Callable[[Board], None] = lambda _board: None,
 ) -> None:
-    """Serve DHCP, TFTP and NFS until Ctrl-C, SIGTERM, SIGHUP or ``stop``, and show the boards.
+    """Serve DHCP, TFTP and NFS until Ctrl-C, SIGTERM or SIGHUP, or until ``stop`` is set; show the boards' progress.
 
     With ``alone``, this PC assigns addresses; otherwise a router assigns them. ``fetch_firmware`` is called if the tree
     has no boot firmware, and returns a folder with the firmware. ``on_event`` is called whenever a board's state
@@ -183,7 +183,7 @@ def _address_in_subnet(config: Config) -> str:
 def _running_dnsmasq(
     config: Config, layout: Layout, parts: BootParts, address: str, *, proxy: bool
 ) -> Iterator[queue.Queue[str | None]]:
-    """Run dnsmasq; yield a queue of its log lines, which ends with None."""
+    """Run dnsmasq; yield a queue of its log lines, in which None marks the end."""
     program = process.require_program("dnsmasq", "to serve DHCP and TFTP")
     with tempfile.TemporaryDirectory(prefix="pitorch-netboot.") as scratch, contextlib.ExitStack() as stack:
         place = Path(scratch)

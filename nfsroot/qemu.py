@@ -1,10 +1,10 @@
 """Run a virtual machine that boots an exported tree over NFS, in place of a board.
 
 The machine is QEMU's ``virt`` with the kernel and the initramfs from the tree's /boot. The machine uses QEMU's
-user-mode network: 10.0.2.2 in the guest is the loopback interface of QEMU's namespace. The NFS server listens on this
-loopback interface, and a free port on the interface is forwarded to the guest's SSH server. The machine and the server
-must run in a ``private_network``, because the server accepts connections from unprivileged ports. The kernel command
-line is
+user-mode network, in which the guest reaches the loopback interface of QEMU's namespace at the address 10.0.2.2. The
+NFS server listens on this loopback interface, and a free port on the interface is forwarded to the guest's SSH server.
+The machine and the server must run in a ``private_network``, because the server accepts connections from unprivileged
+ports. The kernel command line is
 
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
 
@@ -91,7 +91,7 @@ def program_of(architecture: str) -> str:
 
 
 def cpu_of(architecture: str, wanted: str) -> str:
-    """Return QEMU's name for the CPU ``wanted``; if ``wanted`` is empty, for the architecture's default CPU.
+    """Return QEMU's name for the CPU ``wanted``, or for the architecture's default CPU if ``wanted`` is empty.
 
     Raises UserError for an unsuitable CPU.
     """
@@ -118,7 +118,8 @@ class BootFiles:
 def boot_files(tree: Path, architecture: str) -> BootFiles:
     """Find the newest kernel in the tree's /boot that has an initramfs and boots on QEMU's ``virt`` machine.
 
-    Raises ArtefactMissing, and PlatformMismatch if the kernel is for another architecture.
+    Raises PlatformMismatch if there is only a kernel for another architecture, or ArtefactMissing if there is no
+    suitable kernel.
     """
     flavour = _EMULATIONS[architecture].kernel_flavour
     releases = [path.name.removeprefix("vmlinuz-") for path in follow(tree, "boot").glob("vmlinuz-*")]
@@ -172,7 +173,7 @@ class MachineSpec:
     ``nfs_path`` is the tree's path on the NFS server, and ``nfs_port`` the server's port on the loopback interface.
     ``init`` is ``lean`` or ``systemd``; ``cpu`` is a name from ``cpu_of``. ``extra_arguments`` are added to the kernel
     command line. If ``disk`` (a card's raw image) is given, the machine does not use NFS, and ``extra_arguments`` must
-    select the root on the card.
+    select the root filesystem on the card.
     """
 
     boot: BootFiles
@@ -286,9 +287,9 @@ class Machine:
     def wait_until_answers(self, limit_s: float) -> None:
         """Wait for the guest's SSH server.
 
-        QEMU itself accepts connections to the port, so a connection is not enough: the server's banner is also read.
-        Raises BoardSilent after ``limit_s`` seconds, or immediately after a kernel panic, an initramfs failure or the
-        exit of QEMU.
+        QEMU itself accepts connections to the port, so the method also waits for the server's banner. Raises
+        BoardSilent after ``limit_s`` seconds, or immediately after a kernel panic, an initramfs failure or the exit of
+        QEMU.
         """
         deadline = time.monotonic() + limit_s
         while True:
@@ -298,7 +299,7 @@ class Machine:
                     "the virtual machine stopped before its SSH server responded", "an SSH server that responds"
                 )
             if _death(text):
-                # lines that explain the panic may follow during the 5 seconds of panic=5
+                # More lines that explain the panic may follow in the 5 seconds (panic=5) before QEMU exits.
                 time.sleep(1.0)
                 raise self._silence("the virtual machine failed to boot", "an SSH server that responds")
             left = deadline - time.monotonic()
@@ -365,7 +366,7 @@ def console_tail(console: Path) -> str:
 
 @contextlib.contextmanager
 def running_machine(spec: MachineSpec, console: Path, *, boot_timeout_s: float) -> Iterator[Machine]:
-    """Run a machine, wait for its SSH server, and shut it down at the end. Raises the errors of ``Machine``."""
+    """Run a machine, wait for its SSH server, and shut it down at the end. Raises the same errors as ``Machine``."""
     machine = Machine(spec, console)
     try:
         machine.start()

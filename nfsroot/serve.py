@@ -2,10 +2,10 @@
 
 There are two modes:
 
-- NFSv4 only (the default): one TCP port and no portmapper. NFSv4 is enough for enter-nfsroot, the initramfs script
-  ``boot=nfs4`` and kernels that mount their root themselves.
-- NFSv3 and NFSv4: for the stock initramfs, whose ``nfsmount`` supports only NFSv3 and asks the portmapper (rpcbind,
-  port 111) for mountd's port. If rpcbind is not running, it is started and stopped together with the server.
+- NFSv4 only (the default) needs one TCP port and no portmapper. This mode is enough for enter-nfsroot, the initramfs
+  script ``boot=nfs4`` and kernels that mount their root themselves.
+- NFSv3 and NFSv4 together are for the stock initramfs. Its ``nfsmount`` supports only NFSv3 and asks the portmapper
+  (rpcbind, port 111) for mountd's port. If rpcbind is not running, it is started and stopped together with the server.
 
 The server is ready when a client (``nfs-ls`` of libnfs-utils) has listed the exported folder. The server's log message
 does not prove that the server is ready, because it also appears if the export was rejected.
@@ -106,9 +106,9 @@ def ganesha_configuration(
 ) -> str:
     """Return the server's configuration.
 
-    With ``privileged_port``, the server rejects clients on ports that ordinary users may use. ``clients`` are addresses
-    or subnets. ``major`` is the server's major version, which matters because a server rejects unknown settings. Writes
-    to ``read_only`` folders are refused.
+    With ``privileged_port``, the server rejects connections from ports that ordinary users may use. ``clients`` are
+    addresses or subnets. ``major`` is the server's major version, which matters because a server rejects unknown
+    settings. Writes to ``read_only`` folders are refused.
     """
     for folder in folders:
         if set(str(folder)) & set('"\\\n\r;?'):
@@ -147,8 +147,8 @@ def running_server(
     """Serve folders while the block runs; with port 0, a free port is chosen.
 
     ``clients`` may mount the folders and, as root, write to all of them except ``read_only``, so keep the list short.
-    The clients must connect from a port below 1024, except in a ``private_network``. Before the block starts, a client
-    has listed every folder; after the block ends, the server has stopped.
+    The clients must connect from a port below 1024, except in a ``private_network``. The block starts only after a
+    client has listed every folder. The server stops when the block ends.
 
     Raises RootNeeded or ProgramMissing; ArtefactMissing for a missing folder; InUse if the port is taken or an export
     is replacing a folder; UserError, with the last lines of the log, if the server does not serve the folders.
@@ -181,7 +181,7 @@ def running_server(
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         configuration = scratch / "ganesha.conf"
-        # The probe runs on this machine, which must therefore also be a client.
+        # The probe runs on this machine, so this machine must also be among the clients.
         allowed = list(dict.fromkeys([*clients, address if address != "0.0.0.0" else "127.0.0.1"]))  # noqa: S104
         configuration.write_text(
             ganesha_configuration(
@@ -232,7 +232,8 @@ def serving_boards(
 
 def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
     """Return the folders that boards mount, and whether boards may write to each of them."""
-    # Boards that share a tree need layout.boards even if nfs.persistent is empty: it stores their SSH host keys.
+    # Boards that share a tree need layout.boards even if nfs.persistent is empty, because it stores their SSH host
+    # keys.
     return {layout.tree: False, layout.boards: True} if config.nfs.overlay else {layout.tree: True}
 
 
@@ -240,7 +241,7 @@ def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
 def _scratch() -> Iterator[Path]:
     """Create a folder for the server's files, and remove the folders of killed servers."""
     top = Path(tempfile.gettempdir()).resolve()
-    # Another user's folder may contain arbitrary links.
+    # Do not clear other users' folders, because they may contain arbitrary links.
     leftovers.clear((path for path in top.glob(f".{_SCRATCH}.*.scratch") if _is_own(path)), top)
     with files.scratch_folder(top, _SCRATCH) as folder:
         yield folder
@@ -272,7 +273,7 @@ def _locked_for_serving(tree: Path) -> Iterator[None]:
 def probe(server: NfsServer, folder: Path) -> str:
     """List a served folder as an NFSv4 client; return the error, or an empty string."""
     address = "127.0.0.1" if server.address == "0.0.0.0" else server.address  # noqa: S104
-    # libnfs does not decode percent-encoding.
+    # libnfs does not decode percent-encoded URLs, so the path is inserted unchanged.
     url = f"nfs://{address}{folder}?version=4&nfsport={server.port}"
     try:
         done = process.run(["nfs-ls", url], check=False, limit_s=_PROBE_LIMIT_S)

@@ -1,16 +1,16 @@
-"""Share this PC's internet connection with boards: nftables translates their addresses (NAT).
+"""Share this PC's internet connection with boards by means of address translation (NAT) in nftables.
 
 ``on`` creates the table ``ip pitorch_nat``, which masquerades the subnet on the uplink. If necessary, ``on`` also
-changes two settings outside the table, which ``off`` restores:
+makes two changes outside the table, which ``off`` reverts:
 
-- ``net.ipv4.ip_forward``: its previous value is stored in the state file; if the Docker engine's bridge exists, ``off``
-  does not change the setting, because the engine needs it;
-- other programs' forward chains whose policy is drop, such as the chain of the Docker engine. netfilter drops a packet
-  if any table drops it, so it is not enough to accept the packet in this project's table. ``on`` adds accept rules for
-  the subnet to each such chain and marks them with a comment; ``off`` removes these rules.
+- ``on`` sets ``net.ipv4.ip_forward`` and stores the previous value in the state file. If the Docker engine's bridge
+  exists, ``off`` does not change the setting, because the engine needs it.
+- ``on`` adds accept rules for the subnet to other programs' forward chains whose policy is drop, such as the chain of
+  the Docker engine. netfilter drops a packet if any table drops it, so it is not enough to accept the packet in this
+  project's table. ``on`` marks these rules with a comment, and ``off`` removes them.
 
-``on`` does not change a chain whose policy is accept and whose last rule rejects all remaining packets, such as
-firewalld's chain, because an earlier rule may accept the subnet. ``status`` reports such a chain, because it may be the
+In other chains, such as firewalld's, the policy is accept, and the last rule rejects all remaining packets. ``on`` does
+not change such a chain, because an earlier rule may accept the subnet. ``status`` reports it, because it may be the
 reason why boards have no connection.
 
 All rules are added in one nftables transaction and removed in another. If ``on`` fails or is interrupted, it reverts
@@ -131,7 +131,7 @@ def _revert(state: Path) -> None:
 
 
 def _revert_after(fault: BaseException, state: Path) -> None:
-    """Revert a failed ``on``; if that fails too, add the second failure to the error."""
+    """Revert the changes of a failed ``on``; if this fails too, add the second failure to the first error."""
     try:
         _revert(state)
     except UserError as second:

@@ -1,13 +1,13 @@
 """Hash root filesystem trees deterministically, and resolve paths without leaving the tree.
 
-The hash is the SHA-256 of the records of all entries, which are sorted by the bytes of their paths. A record consists
-of these fields, separated by NUL and terminated by a line feed: path, type with permission bits (octal ``st_mode``),
-uid, gid, content (a regular file's SHA-256, a link's target, or a device's numbers), the first path of the hard-link
-group (empty if there is none), and extended attributes. Times and the labels of the host's security module are not
-included, so an image has the same hash on every machine.
+The hash is the SHA-256 of the records of all entries, which are sorted by the bytes of their paths. The fields of a
+record are separated by NUL, and a line feed ends the record. The fields are path, type with permission bits (octal
+``st_mode``), uid, gid, content (a regular file's SHA-256, a link's target, or a device's numbers), the first path of
+the hard-link group (empty if there is none), and extended attributes. Times and the labels of the host's security
+module are not included, so an image has the same hash on every machine.
 """
 
-# Names in a root filesystem are bytes; pathlib supports only text.
+# Names in a root filesystem are bytes, but pathlib supports only text.
 # ruff: noqa: PTH115, PTH118, PTH120
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class TreeHash:
         return digest.hexdigest()
 
     def counts(self) -> Mapping[str, int]:
-        """The number of entries per type, and the number of content bytes."""
+        """Return the number of entries of each type, and the number of content bytes."""
         names = {
             stat.S_IFREG: "files", stat.S_IFDIR: "folders", stat.S_IFLNK: "symlinks",
             stat.S_IFCHR: "devices", stat.S_IFBLK: "devices", stat.S_IFIFO: "fifos", stat.S_IFSOCK: "sockets",
@@ -157,7 +157,7 @@ def _entry(top: bytes, path: bytes) -> _Entry:
 
 
 def xattrs_of(path: bytes) -> list[tuple[str, bytes]]:
-    """Return a file's extended attributes except those of the host, sorted by name; empty if they are not supported."""
+    """Return a file's extended attributes, sorted by name, except the host's; empty if they are not supported."""
     try:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:
@@ -181,9 +181,10 @@ def _content(path: bytes) -> str:
 
 
 def inside(root: Path, path: str) -> Path:
-    """Resolve ``path`` in the tree as on the board, without following the last component.
+    """Resolve ``path`` in the tree as the board would resolve it, but do not follow the last component.
 
-    Absolute link targets are relative to the tree's root, and ``..`` never leaves it. Raises OSError for link loops.
+    Absolute link targets are relative to the tree's root, and ``..`` never leads out of the tree. Raises OSError for
+    link loops.
     """
     resolved: list[str] = []
     waiting = list(reversed(PurePosixPath("/", path).parts[1:]))
@@ -220,7 +221,7 @@ def follow(root: Path, path: str) -> Path:
 
 
 def file_in(root: Path, path: str | Path) -> Path | None:
-    """Return the regular file at ``path`` in the tree after following links as on the board; None if there is none."""
+    """Return the regular file at ``path`` in the tree, or None if there is none; resolve links as the board would."""
     try:
         found = follow(root, str(path))
         return found if found.is_file() else None

@@ -1,4 +1,4 @@
-"""Unpack an image exactly: numeric owners, modes, hard links, devices, names as bytes, xattrs and times.
+"""Unpack an image exactly, with numeric owners, modes, hard links, devices, names as bytes, xattrs and times.
 
 ``docker export`` and ``docker cp`` return a container's tree with an additional /.dockerenv, an empty resolv.conf and a
 regular file at /dev/console. Two exact methods are used instead:
@@ -208,7 +208,7 @@ def unpack_layers(client: docker.DockerClient, source: SourceImage, destination:
 
 @contextlib.contextmanager
 def reported_errors() -> Iterator[None]:
-    """Convert errors of the engine and its connection while it exports an image.
+    """Convert errors that the engine or its connection causes while the engine exports an image.
 
     Raises CommandFailed or EngineUnavailable.
     """
@@ -236,7 +236,7 @@ class ChunkReader(io.RawIOBase):
         self._chunks, self._rest, self._bar, self._done, self._total = iter(chunks), b"", bar, 0, total
 
     def readable(self) -> bool:
-        """Return True: the object supports ``readinto``."""
+        """Return True, because the object supports ``readinto``."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -299,7 +299,8 @@ def _spool(stream: io.RawIOBase, scratch: Path) -> list[Path]:
 def apply_layer(layer: Path, root: Path) -> None:
     """Apply a layer's tar to a tree: first whiteouts and type changes, then the entries and their attributes.
 
-    Raises CommandFailed for a layer that is damaged or could change files outside the tree, before tar unpacks it.
+    Raises CommandFailed if the layer is damaged or could change files outside the tree; tar does not unpack such a
+    layer.
     """
     try:
         attributes = _prepare(layer, root)
@@ -363,7 +364,7 @@ def _prepare(layer: Path, root: Path) -> dict[Path, dict[str, bytes]]:
 
 
 def require_end(archive: tarfile.TarFile) -> None:
-    """Raise TarError if the archive does not end where tarfile stopped: it stops silently at a damaged header."""
+    """Raise TarError if data follows the point where tarfile stopped, because it stops silently at a damaged header."""
     stream = cast(IO[bytes], archive.fileobj)
     stream.seek(archive.offset)
     if any(stream.read(tarfile.BLOCKSIZE)):
@@ -374,7 +375,7 @@ def _place_of(name: str, root: Path, links: Set[Path]) -> Path:
     """Return the path of a layer's entry in the tree.
 
     Raises CommandFailed if the name contains ``..`` or if a parent folder is a symbolic link, in the tree or in
-    ``links``: tar would follow the link, even out of the tree.
+    ``links``, because tar would follow the link, even out of the tree.
     """
     path = PurePosixPath(name.lstrip("/"))
     folders = [root / parent for parent in path.parents]

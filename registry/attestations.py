@@ -1,9 +1,9 @@
-"""Signatures and statements about an image in a registry, in cosign's layout.
+"""Push and verify an image's signature and signed statements about the image, in cosign's layout.
 
-The image's repository contains two more manifests, whose tags are the image's digest with a suffix. ``sha256-HEX.sig``
-contains cosign's signature. ``sha256-HEX.att`` contains DSSE envelopes with in-toto statements: the provenance, and the
-bill of materials in SPDX and CycloneDX format. Both manifests name the image as their ``subject`` (OCI image
-specification 1.1), so a registry that supports the referrers API lists them as the image's referrers.
+The image's repository contains two additional manifests. Their tags consist of the image's digest and a suffix.
+``sha256-HEX.sig`` contains cosign's signature. ``sha256-HEX.att`` contains DSSE envelopes with in-toto statements: the
+provenance, and the bill of materials in SPDX and CycloneDX format. Both manifests name the image as their ``subject``
+(OCI image specification 1.1), so a registry that supports the referrers API lists them as the image's referrers.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _push(
 
 
 def verify(connection: Connection, image: RemoteImage, key: PublicKey) -> Verified:
-    """Verify the signatures of an image, of its statements, and of the index that it was selected from.
+    """Verify the signatures of an image, of its statements, and of the index that lists the image.
 
     Raises SignatureRefused, RegistryBroke or RegistryFailed.
     """
@@ -197,7 +197,7 @@ def _require_subject(stated: str, digest: str, what: str) -> None:
 
 
 def _path(value: Any, *keys: str) -> str:
-    """Look up the keys in nested objects or JSON text; return the string found there, or an empty string."""
+    """Return the string at the path ``keys`` in nested objects or JSON text, or an empty string if there is none."""
     if isinstance(value, bytes):
         try:
             value = json.loads(value)

@@ -1,12 +1,12 @@
 """Push the system image to a registry or pull it from one, and verify what the registry holds.
 
-To push, check the image's platform, log in, and let the engine push. Then read the manifest, the configuration and
-every layer's size from the registry, and compare the manifest's computed digest with the one that the engine reported.
-To pull, first read the tag's manifest and platform, then let the engine pull the image by the manifest's digest. Only
-an image for the right platform is tagged with the local name.
+A push checks the image's platform, logs in, and lets the engine push the image. It then reads the manifest, the
+configuration and every layer's size from the registry, and compares the manifest's computed digest with the one that
+the engine reported. A pull reads the tag's manifest and platform, then lets the engine pull the image by the manifest's
+digest. Only an image for the right platform is tagged with the local name.
 
-If the registry fails during a transfer, the transfer is retried (registry.retries), in addition to the engine's own
-retries per layer. Layers that have arrived are not sent again, because they are stored by digest.
+If the registry fails during a transfer, the transfer is retried (registry.retries). In addition, the engine itself
+retries each layer. Layers that have arrived are not sent again, because they are stored by digest.
 
 Images for several architectures share a tag through an OCI image index, which is pushed after the images.
 """
@@ -84,7 +84,7 @@ class Pulled:
 
 @dataclass(frozen=True, kw_only=True)
 class PushedIndex:
-    """The index of the images for several architectures under one tag in the registry."""
+    """A pushed index, which combines images for several architectures under one tag."""
 
     reference: Reference
     digest: str
@@ -97,9 +97,9 @@ class PushedIndex:
 def push(configs: Sequence[Config]) -> tuple[list[Pushed], PushedIndex | None]:
     """Push the system images and verify that the registry holds them.
 
-    For several architectures, each image has the tag TAG-ARCHITECTURE. An OCI image index has the tag from
-    ``shared_reference``; engines use the index to select the image for their platform. The index is stored last, so an
-    error leaves its tag unchanged. The configurations must differ only in their architecture.
+    For several architectures, each image has the tag TAG-ARCHITECTURE. An OCI image index with the tag from
+    ``shared_reference`` lists the images; engines use the index to select the image for their platform. The index is
+    stored last, so an error leaves its tag unchanged. The configurations must differ only in their architecture.
 
     The password comes from registry.credentials. Raises ReferenceNotFound if the engine lacks one of the images.
     Also raises UserError, PlatformMismatch, AccessDenied, RegistryUnreachable, RegistryUntrusted, RegistryFailed and
@@ -159,7 +159,7 @@ def shared_reference(configs: Sequence[Config]) -> Reference:
 
 
 def _require_pushable(client: docker.DockerClient, config: Config) -> None:
-    """Raise ReferenceNotFound or PlatformMismatch unless the engine has the system image."""
+    """Raise ReferenceNotFound or PlatformMismatch unless the engine has the system image for the right platform."""
     name = config.image_reference(_ROLE)
     image = _inspect(client, name)
     if image is None:
@@ -282,7 +282,7 @@ def _engine(doing: str) -> Iterator[docker.DockerClient]:
     client = connect(timeout_s=_ENGINE_LIMIT_S)
     try:
         yield client
-    # ENGINE_ERRORS would include the BrokenPipeError of a closed standard error.
+    # ENGINE_ERRORS is not used, because it includes BrokenPipeError, which can also mean that standard error is closed.
     except (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as fault:
         if "no space left on device" in (text := one_line(str(fault))):
             raise transfer.engine_full(text) from fault
@@ -345,8 +345,8 @@ def _temporary_digests(client: docker.DockerClient) -> Iterator[set[str]]:
 
     Removing a digest also removes the image if the image has no other name.
     """
-    # This is a single request. client.images.list() sends one per image, and fails if an image is removed in the
-    # meantime.
+    # This is a single request. client.images.list() would send one request per image, and would fail if an image were
+    # removed in the meantime.
     before = {digest for one in client.api.images() for digest in one["RepoDigests"] or []}
     pulled: set[str] = set()
     try:
@@ -366,7 +366,7 @@ def _transfer(
     pulled_as: str = "",
     platform: str = "",
 ) -> None:
-    """Make the engine push or pull an image by name, and translate the engine's errors."""
+    """Make the engine push or pull an image by name, and convert the engine's errors to this project's."""
     auth = credentials.for_engine(reference.host) if credentials else {}
     if pulled_as:
         path, params = "/images/create", {"fromImage": pulled_as, "platform": platform}
@@ -405,8 +405,8 @@ def _on_engine_retry(remote: Connection, reference: Reference) -> None:
 def _compare(reference: Reference, stated: str, digest: str, held: RemoteImage, image: Mapping[str, Any]) -> None:
     """Compare the digest that the engine reported, and the image's id, with the registry's manifest.
 
-    ``digest`` is the transferred digest, of either the manifest or its index. An image's id is its configuration's
-    digest or, in the containerd image store, the transferred digest.
+    ``digest`` is the digest of the transferred manifest or index. An image's id is its configuration's digest or, in
+    the containerd image store, the digest of the transferred manifest or index.
     """
     if stated != digest:
         raise RegistryFailed(

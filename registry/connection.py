@@ -77,9 +77,9 @@ class Connection:
         self._base = f"https://{reference.api_host}"
         self._used_at = 0.0
         self._session = _Session()
-        # Ignore ~/.netrc: credentials come only from registry.credentials.
+        # Ignore ~/.netrc, because credentials must come only from registry.credentials.
         self._session.trust_env = False
-        # Blobs are read as they are sent, so a proxy must not compress them.
+        # Blobs are read without decoding, so a proxy must not compress them.
         self._session.headers["Accept-Encoding"] = "identity"
         self._session.mount("https://", TlsAdapter(reference.api_host, insecure=insecure))
 
@@ -94,7 +94,7 @@ class Connection:
     def at(self, tag: str) -> Connection:
         """Return a connection for another tag in the repository.
 
-        It is closed when the original connection is closed.
+        The returned connection is closed together with the original one.
         """
         other = copy.copy(self)
         other.reference = dataclasses.replace(self.reference, tag=tag)
@@ -113,15 +113,15 @@ class Connection:
         return answer.status_code == 401
 
     def _first_answer(self) -> requests.Response:
-        """Return the response to GET /v2/ over HTTPS or, if the host is insecure, over HTTP."""
+        """Return the response to GET /v2/ over HTTPS or, if HTTPS fails and the host is insecure, over HTTP."""
         try:
             return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
         except (RegistryUntrusted, RegistryUnreachable, RegistryBroke) as fault:
             if not self._insecure or self._base.startswith("http:"):
                 raise
             over_https = fault
-        # This is outside the except block; otherwise faults.explain would treat the first error as the cause of the
-        # second one.
+        # The second request is outside the except block, because faults.explain would otherwise treat the first error
+        # as the cause of the second one.
         secure, self._base = self._base, f"http://{self.reference.api_host}"
         try:
             return self._send("GET", f"{self._base}/v2/", read_s=_FIRST_READ_S)
@@ -165,7 +165,7 @@ class Connection:
     def upload_path(self, answer: requests.Response) -> str:
         """Return the path in a ``Location`` header. Raises RegistryUntrusted if the header names another host."""
         base, parts = urlsplit(self._base), _split(answer.headers.get("Location", ""), self._base)
-        # A registry behind a proxy that terminates TLS may send its own scheme, which therefore is not compared.
+        # The scheme is not compared, because a registry behind a proxy that terminates TLS may send http:// addresses.
         default = 443 if base.scheme == "https" else 80
         if (parts.hostname, parts.port or default) != (base.hostname, base.port or default):
             raise RegistryUntrusted(
@@ -187,7 +187,7 @@ class Connection:
         )
 
     def _authenticate(self, answer: requests.Response) -> str:
-        """Return the ``Authorization`` header for a challenge."""
+        """Return the ``Authorization`` header that answers a challenge."""
         challenges = _challenges(answer.headers.get("WWW-Authenticate", ""))
         for kind, parameters in challenges.items():
             if kind == "bearer":
@@ -256,7 +256,7 @@ class Connection:
         limits_s = (_CONNECT_S, min(read_s or _READ_S, _READ_S))
         is_upload = not isinstance(data, Mapping | None)
         if is_upload:
-            # The first limit also applies while the body is sent.
+            # The first limit applies not only to the connection but also to the sending of the body.
             limits_s = (STALL_S, STALL_S)
         if time.monotonic() - self._used_at > _IDLE_S:
             self._session.close()  # closes the idle connections; the session can still be used
@@ -320,7 +320,7 @@ class _Session(requests.Session):
 
 
 def _proxies(url: str) -> dict[str, str]:
-    """Return the proxies that the environment sets for a URL; no proxy applies to loopback addresses.
+    """Return the proxies that the environment sets for a URL, or no proxies for a loopback address.
 
     Raises RegistryProxyUnusable if the proxy for the URL has an invalid address.
     """

@@ -37,7 +37,7 @@ _BYPASS = f"set {PASSWORD_VARIABLE} and pass --user NAME"
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Credentials; ``repr`` omits the secrets."""
+    """Credentials for a registry; the object's ``repr`` omits the secrets."""
 
     user: str = ""
     password: str = field(default="", repr=False)
@@ -59,7 +59,7 @@ class Credentials:
 
 
 def find(reference: Reference, *, user: str = "") -> Credentials | None:
-    """Return a registry's credentials from the environment or Docker's credential store, or None.
+    """Return a registry's credentials from the environment or Docker's credential store, or None if neither has any.
 
     The store's password is not used if ``user`` differs from the store's user. Raises AccessDenied if the store is
     needed and its helper is missing or fails.

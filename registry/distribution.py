@@ -229,7 +229,7 @@ def blocks(remote: Connection, answer: requests.Response, blob: Blob, name: str)
 
 
 def require_space(remote: Connection) -> None:
-    """Check that the registry has space: start an upload and cancel it.
+    """Start and cancel an upload to check that the registry has space.
 
     Raises RegistryFull if the registry reports that its storage is full. An engine reports a full registry as an
     internal error (500), and only after its own retries (50 s).

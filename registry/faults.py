@@ -46,7 +46,8 @@ def explain(fault: BaseException, host: str) -> RegistryUnreachable | RegistryUn
         return proxy_failed(host, found, RegistryProxyUnusable if permanent else RegistryUnreachable)
     if any(isinstance(item, ssl.SSLCertVerificationError) for item in chain) or "CERTIFICATE_VERIFY" in texts:
         return untrusted(host, found)
-    # Use only the text of the TLS error: outer errors contain the requested address, which may contain any words.
+    # Use only the text of the TLS error, because outer errors contain the requested address, which may contain any
+    # words.
     of_tls = [str(item) for item in chain if isinstance(item, ssl.SSLError) and not isinstance(item, TimeoutError)]
     if of_tls:
         if re.search(r"WRONG_VERSION_NUMBER|RECORD_LAYER|UNKNOWN_PROTOCOL|HTTP_REQUEST|PACKET_LENGTH", str(of_tls)):

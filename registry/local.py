@@ -1,8 +1,8 @@
-"""Run a registry on this machine for experiments and tests: Debian's ``docker-registry`` as a background process.
+"""Run Debian's ``docker-registry`` on this machine as a background process, for experiments and tests.
 
 ``start`` renders a configuration from ``registry.yml.j2``, starts ``docker-registry serve`` in a new session and waits
-for the response to ``GET /v2/`` (distribution API specification). The build folder's ``registry/`` contains the
-registry's state file, log and images. ``down`` preserves the images.
+for the response to ``GET /v2/`` (distribution API specification). The folder ``registry/`` in the build folder contains
+the registry's state file, log and images. ``down`` preserves the images.
 
 The registry has no access control, and engines accept plain HTTP only on loopback addresses. The registry therefore
 listens on the loopback address unless ``registry.address`` is an address of this machine. Tests call ``serve`` with
@@ -139,12 +139,13 @@ def start(settings: Settings) -> Registry:
     with files.owned(settings.folder):
         running = _recorded(settings)
         if running is not None:
-            # A busy registry is given as much time as a new one, because stopping it would end its transfers.
+            # A running registry may be busy. It has as much time to respond as a new one, because stopping it would end
+            # its transfers.
             if _is_at_configured_port(running, settings) and _responds(running, settings, limit_s=_START_LIMIT_S):
                 return running
             _end(settings)
         port = settings.port or ports.free_port(settings.host)
-        # A killed registry's threads can keep the port open slightly longer than the process exists.
+        # After a registry is killed, its threads can keep the port open for a short time.
         ports.require_free(
             settings.host,
             port,
@@ -180,7 +181,7 @@ def _is_at_configured_port(running: Registry, settings: Settings) -> bool:
 def _start(program: Path, settings: Settings, port: int) -> Registry:
     address = settings.authority(port)
     scheme = "https" if settings.certificate else "http"
-    # Variables with this prefix override the configuration file.
+    # Remove inherited variables with this prefix, because they would override the configuration file.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REGISTRY_")}
     environment |= {"OTEL_TRACES_EXPORTER": "none", **settings.variables}
     offset = settings.log.stat().st_size if settings.log.exists() else 0
@@ -209,7 +210,7 @@ def _start(program: Path, settings: Settings, port: int) -> Registry:
         child.kill()
         child.wait()
         raise
-    # The registry outlives this process; without a return code, Popen would emit a ResourceWarning.
+    # The registry outlives this process. A return code is set, because Popen would otherwise emit a ResourceWarning.
     child.returncode = 0
     return running
 
@@ -242,7 +243,7 @@ def _render(settings: Settings, port: int) -> None:
 
 
 def _secret(settings: Settings) -> str:
-    """Return the secret that signs upload states.
+    """Return the secret with which the registry signs the state of uploads.
 
     The secret is stored, so that uploads survive a restart of the registry.
     """

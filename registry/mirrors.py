@@ -127,8 +127,8 @@ def _apply(change: Callable[[list[str]], list[str]], daemon_json: Path, daemon: 
         active = _active()
         backup = None
         if after != before:
-            # Write an empty list instead of removing the key: a reload changes only settings whose keys are in the file
-            # (moby: daemon/reload.go).
+            # Write an empty list instead of removing the key, because a reload changes only settings whose keys are in
+            # the file (moby: daemon/reload.go).
             document[_KEY] = after
             _refuse_option(daemon)
             backup = _write(path, document, old)
@@ -265,7 +265,7 @@ def _checked(url: str) -> str:
 
 
 def _plain(url: str) -> str:
-    """Return a URL without the slash that the engine appends. Scheme and host are case-insensitive."""
+    """Return a URL in lower case, without the slash that the engine appends. Scheme and host are case-insensitive."""
     return url.rstrip("/").lower()
 
 
@@ -366,7 +366,7 @@ def _validate(aside: Path, path: Path) -> None:
 
 
 def _refuse_option(daemon: Daemon | None) -> None:
-    """Raise an error if dockerd's command line sets mirrors: dockerd does not start if the file sets them too."""
+    """Raise an error if dockerd's options set mirrors, because dockerd does not start if the file sets them too."""
     pid = _pid_of(daemon)
     if pid is None:
         return

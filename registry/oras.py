@@ -3,7 +3,7 @@
 An artefact is an image manifest (OCI image specification 1.1, "Guidelines for Artifact Usage") with an
 ``artifactType``, the empty configuration, and one layer per file. The layers are neither compressed nor packed; the
 annotation ``org.opencontainers.image.title`` contains the file's name. The manifest does not depend on the time or
-place of the push, so the same files have the same digest.
+place of the push, so an artefact with the same files always has the same digest.
 
 No engine is required. Registries store blobs by digest, so existing blobs are not sent again. Downloads are hashed
 while they are written, and rejected if the digest is wrong.
@@ -207,7 +207,7 @@ class Store:
         distribution.put_manifest(self.connection.at(tag), answer.content, MANIFEST_TYPE)
 
     def put(self, tag: str, document: bytes, blobs: Sequence[bytes]) -> None:
-        """Send a manifest and its blobs under a tag in the repository, and verify the stored manifest.
+        """Send a manifest and its blobs, tag the manifest in the repository, and verify the stored manifest.
 
         Raises AccessDenied, RegistryFull, RegistryBroke or RegistryFailed.
         """

@@ -1,7 +1,7 @@
 """References to images: registry, repository and tag.
 
 The grammar follows the CNCF Distribution project's reference package: ``HOST[:PORT]/PATH[:TAG]``, with at most 255
-characters before the tag. The host is always included; otherwise the engine would use a public registry.
+characters before the tag. The host is always included, because the engine would otherwise use a public registry.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class Remote(Protocol):
 def with_retries(attempt: Callable[[], Result], remote: Remote, *, at_first: bool = False) -> Result:
     """Run ``attempt`` until it succeeds or fails permanently; return its result.
 
-    The operation is not retried after ``PATIENCE_S`` seconds without progress. If ``at_first`` is true, it is also not
-    retried if the host does not exist, no registry is listening there, or the proxy cannot be used.
+    The operation is not retried after ``PATIENCE_S`` seconds without progress. If ``at_first`` is true, an unknown
+    host, a refused connection or an unusable proxy also ends the attempts.
     """
     delays = iter(RETRY_DELAYS_S)
     number = 0

@@ -1,4 +1,4 @@
-"""Load keys, and make and verify signatures: DSSE envelopes with in-toto statements, and cosign's image signatures.
+"""Load keys, and make and verify cosign's image signatures and DSSE envelopes with in-toto statements.
 
 Keys are ECDSA keys on the curve P-256 in PEM files, as cosign uses them. An encrypted key's password comes from
 ``PITORCH_SIGNING_PASSWORD`` or a prompt. This password is handled like the registry's password: it is never passed as
@@ -31,12 +31,12 @@ STATEMENT_TYPE = "application/vnd.in-toto+json"
 _KIND = "an ECDSA key on the curve P-256 in a PEM file"
 _MAKE = "run openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes-256-cbc -out signing.pem"
 _KEY_ID = ""
-"""The key id is empty: cosign ignores an empty key id, but would look up any other key id among its own."""
+"""The key id is empty, because cosign ignores an empty key id but would look up any other one among its own keys."""
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A key that verifies signatures, and its file."""
+    """A public key that verifies signatures, and the path of its file."""
 
     key: SSlibKey
     path: Path
@@ -51,7 +51,7 @@ def load_private(path: Path) -> CryptoSigner:
         except TypeError:  # the key is encrypted
             key = load_pem_private_key(content, _password(path).encode())
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        # The library's text is omitted, because it may quote the input.
+        # The library's message is omitted, because it may quote the input.
         raise UserError(
             f"{path} cannot be used to sign",
             expected=f"{_KIND}, and its password",

@@ -1,9 +1,10 @@
 """Follow the engine's event stream during a push or pull to show progress per layer and to detect errors.
 
-The engine immediately responds with success and reports errors in the stream: an error is an event with ``error`` (or
-``errorDetail``) and ends the stream. In an event, ``total`` counts uncompressed bytes during a push, and compressed
-bytes during a pull. During a push, ``current`` may exceed ``total``. Messages differ between engine versions (20.10 to
-28), so errors are recognised by the parts of a message that all versions share; the order of the checks matters.
+The engine immediately responds with success and reports errors in the stream. An event with ``error`` (or
+``errorDetail``) reports an error and ends the stream. In an event, ``total`` counts uncompressed bytes during a push,
+and compressed bytes during a pull. During a push, ``current`` may exceed ``total``. Messages differ between engine
+versions (20.10 to 28), so errors are recognised by the parts of a message that all versions share. The order of the
+checks matters.
 """
 
 from __future__ import annotations
@@ -190,7 +191,10 @@ class Transfer:
 
 
 def _digest_in(event: Mapping[str, Any], status: str) -> str:
-    """Return an event's digest: ``aux.Digest`` or "TAG: digest: sha256:… size: N" (push), "Digest: sha256:…" (pull)."""
+    """Return an event's digest, or an empty string if it contains none.
+
+    A push reports the digest in ``aux.Digest`` or as "TAG: digest: sha256:… size: N", and a pull as "Digest: sha256:…".
+    """
     stated = str((event.get("aux") or {}).get("Digest", ""))
     if not stated and "igest: " in status:
         stated = status

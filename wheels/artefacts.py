@@ -1,10 +1,10 @@
-"""The artefact cache: with it, a wheel that takes an hour to build is built only once per machine or team.
+"""Cache finished wheels, so that each machine or team must run a build that takes an hour only once.
 
-An entry consists of a finished wheel, the debug symbols that were split off, and the provenance. An entry is stored in
-the build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's key, the
-compiler and the installed packages. A manifest in the folder lists sizes and SHA-256 digests, which are verified on
-every use. An entry that fails verification is never used; it is renamed instead of deleted, so that the cause can be
-examined.
+An entry consists of a finished wheel, the debug symbols that were removed from it, and the provenance. An entry is
+stored in the build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's
+key, the compiler and the installed packages. A manifest in the folder lists sizes and SHA-256 digests, which are
+verified on every use. An entry that fails verification is never used; it is renamed instead of deleted, so that the
+cause can be examined.
 
 An entry also records the recipe's key, which is known before anything is installed. ``of_recipe`` returns a recipe's
 newest wheel, regardless of the compiler that built it; ``get`` returns the wheel with a given key.
@@ -12,8 +12,8 @@ newest wheel, regardless of the compiler that built it; ``get`` returns the whee
 In a registry, the entries are OCI artefacts (registry.oras) with the tag ``NAME-KEY``. Of the entries with the same
 recipe key, the one that was pushed last also has the tag ``NAME-RECIPE``. KEY and RECIPE are the first 40 digits of the
 entry's key and of the recipe's key; the manifest's annotations contain the complete keys. Users who can write to the
-registry are trusted: downloads are verified only against the digests that the registry states and against their
-provenance. The provenance is required, except for recipes that do not write it.
+registry must be trustworthy, because downloads are verified only against their provenance and against the digests that
+the registry states. The provenance is required, except for recipes that do not write it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,10 @@ def keys(config: Config, name: str) -> tuple[str, ...]:
 
 
 def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
-    """Return the keys of entries with a recipe's key, newest first. The entries are not verified, to save time."""
+    """Return the keys of the entries with the recipe key ``recipe``, newest first.
+
+    The entries are not verified, to save time.
+    """
     found: list[tuple[int, str]] = []
     for path in (_folder(config) / name).glob(f"*/{MANIFEST}"):
         manifest = Manifest.read(path) if _KEY.fullmatch(path.parent.name) else None
@@ -149,7 +152,7 @@ def keys_of_recipe(config: Config, name: str, recipe: str) -> tuple[str, ...]:
 
 
 def of_recipe(config: Config, name: str, recipe: str) -> tuple[Path, ...] | None:
-    """Return the files of the newest entry with a recipe's key, as ``get`` does."""
+    """Return the files of the newest entry with the recipe key ``recipe``, as ``get`` does."""
     keys = keys_of_recipe(config, name, recipe)
     return get(config, name, keys[0]) if keys else None
 
@@ -242,9 +245,8 @@ def key_of(*parts: str) -> str:
 def push(config: Config) -> list[Shared]:
     """Push all entries to the registry, and verify that it holds them.
 
-    A complete artefact with the same tag is not replaced: the first push wins.
-    Raises ArtefactMissing if there is nothing to push; ArtefactDamaged if an entry is damaged; otherwise the same
-    exceptions as registry.oras.
+    A complete artefact that already has the tag is not replaced. Raises ArtefactMissing if there is nothing to push;
+    ArtefactDamaged if an entry is damaged; otherwise the same exceptions as registry.oras.
     """
     found = list(entries(config))
     if not found:
@@ -258,10 +260,11 @@ def push(config: Config) -> list[Shared]:
 
 
 def pull(config: Config, name: str, key: str, *, stated: bool = True) -> Shared:
-    """Pull the artefact with a name and a key, unless this machine has it.
+    """Pull the artefact with this name and key, unless this machine already has it.
 
-    ``key`` is the artefact's key or the recipe's. A damaged entry on this machine is renamed and replaced. ``stated``
-    is false for a recipe that does not write provenance; otherwise a provenance statement must list every file.
+    ``key`` is the artefact's key or the recipe's key. A damaged entry on this machine is renamed and replaced.
+    ``stated`` is false for a recipe that does not write provenance; otherwise a provenance statement must list every
+    file.
 
     Raises ReferenceNotFound if the registry does not have the artefact; RegistryFailed if the artefact is damaged, has
     no provenance or is not the requested one; otherwise the same exceptions as registry.oras.

@@ -43,10 +43,11 @@ _WHEELHOUSE = "/usr/src/wheelhouse"
 _LISTS = "/usr/src/lists"
 _LIBRARIES = "libraries"
 """The file next to the wheel that lists the container's libraries by package."""
-# Distinguishes an apt failure from a pip failure, because neither program uses this exit code.
+# This exit code means that apt failed. Neither apt nor pip uses it.
 _APT_FAILED = 83
 _LIMIT_S = 24 * 3600.0
-# Prefixes of the sonames of libraries on every system with Python (PEP 599, as far as it applies to 32-bit ARM).
+# Prefixes of the sonames of libraries that every system with Python contains (PEP 599, as far as it applies to 32-bit
+# ARM).
 _EVERYWHERE = (
     *("libc.so.", "libm.so.", "libdl.so.", "libpthread.so.", "librt.so.", "libutil.so.", "ld-linux"),
     *("libgcc_s.so.", "libstdc++.so.", "libpython3"),
@@ -164,7 +165,7 @@ def build(
 
 
 def audit(wheel: Path, config: Config) -> int:
-    """Audit a wheel and its tag; return the number of its ELF files. Raises WheelUnusable or PlatformMismatch."""
+    """Audit a wheel and its tag; return the number of ELF files in it. Raises WheelUnusable or PlatformMismatch."""
     image, suite = config.image, load_suite(config.image.suite)
     count = wheels.audit(wheel, image.target)
     tags = parse_wheel_filename(wheel.name)[3]
@@ -295,7 +296,7 @@ def _environment(config: Config) -> dict[str, str]:
         "PIP_PROGRESS_BAR": "off",
         # Use wheels for build requirements even if the index has newer source, so that no build compiles numpy.
         "PIP_PREFER_BINARY": "1",
-        # maturin would download a Rust compiler, which would run under emulation.
+        # Without this variable, maturin would download a Rust compiler, which would run under emulation.
         "MATURIN_NO_INSTALL_RUST": "1",
     }
 

@@ -1,8 +1,8 @@
 """Byte-compile Python modules for the target with a native Python of the same version.
 
-Byte code does not depend on the machine: a native Python of the same version writes the same files as the emulated
-Python, in a seventh of the time. The native Python is in the tools folder, because this PC's own Python may
-have a different version. The native Python runs in a chroot in a separate mount namespace.
+Byte code does not depend on the machine, so a native Python of the same version writes the same files as the emulated
+Python, in a seventh of the time. The native Python is in the tools folder, because this PC's own Python may have a
+different version. The native Python runs in a chroot in a separate mount namespace.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _SCRIPT = """
     exec chroot "$0" "/usr/bin/python$2" -I -c "$3"
 """
 # compileall's workers, which take files from a queue, wrote different bytes in one of five builds. The probable cause
-# (inferred, not proven) is that marshal writes objects with several references differently, and that files compiled by
-# the same process share objects. Here each process compiles the same files every time and starts in the same state.
+# (inferred, not proven) is that marshal's output depends on whether an object has several references, and that files
+# compiled by the same process share objects. Here each process compiles the same files every time and starts in the
+# same state.
 _COMPILE = """
 import compileall, os, py_compile, sys
 modules = sorted(os.path.join(folder, name) for folder, _, names in os.walk("/mnt") for name in names

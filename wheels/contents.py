@@ -63,7 +63,7 @@ def missing_in(output: str) -> list[Missing]:
 
 
 def advice(output: str, sources: Sequence[apt.Source], config: Config) -> str:
-    """Return a line of advice for each missing file in a build's output, or an empty string if there is none.
+    """Return a line of advice for each missing file in a build's output, or an empty string if no file is missing.
 
     ``sources`` are the image's package sources.
     """
@@ -112,7 +112,7 @@ def _line(item: Missing, packages: Sequence[str], *, searched: bool) -> str:
 def _indices(sources: Sequence[apt.Source], config: Config) -> Iterator[Path]:
     """Yield the indices of the target's main archive.
 
-    Download those that are missing or outdated. An index that cannot be downloaded is omitted.
+    Indices that are missing or outdated are downloaded. An index that cannot be downloaded is omitted.
     """
     updated = (config.target_root / "mirror.manifest.json").stat().st_mtime if sources else 0.0
     for source in sources:

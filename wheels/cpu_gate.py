@@ -231,7 +231,7 @@ class _Program:
         )
 
     def start_of(self, addresses: Addresses) -> Addresses:
-        """Return, for each address, the start of the function that contains it; -1 if it is before all functions."""
+        """Return, for each address, the start of the function that contains it; -1 if there is none."""
         index = np.searchsorted(self.starts, addresses, side="right") - 1
         return np.where(index >= 0, self.starts[np.maximum(index, 0)], -1) if self.starts.size else index
 
@@ -439,8 +439,8 @@ def _callers(program: _Program, targets: Addresses) -> dict[int, set[int]]:
             fits = is_kept & (following & 0xFFC00000 == 0x91000000) & (following >> 5 & 31 == register)
             pairs.append((pages[fits], loaded[fits] + (following[fits] >> 10 & 0xFFF)))
             # Only instructions that certainly write the register are considered: arithmetic with a constant or
-            # registers, and loads with bit 22 (Arm ARM, C4.1). If one is missed, the only effect is an additional
-            # caller of the function.
+            # registers, and loads with bit 22 (Arm ARM, C4.1). If such an instruction is missed, the only effect is an
+            # additional caller of the function.
             writes = (following & 0x1C000000 == 0x10000000) | (following & 0x0E000000 == 0x0A000000)
             writes |= following & 0x0E400000 == 0x08400000
             is_kept &= ~writes | (following & 31 != register)

@@ -2,8 +2,8 @@
 
 An isolated environment hides the distribution's packages. The index has no numpy wheel for 32-bit ARM, so pip would
 build numpy from source for every project that requires it. The wheels contain the unchanged files of the development
-root (``dev.tar``); the libraries that they require are in the container. The wheels are used only for builds; they are
-not served, and not stored in the wheelhouse.
+root (``dev.tar``); the libraries that these files require are in the container. The wheels are used only for builds;
+they are not served, and not stored in the wheelhouse.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ def _write(
 
 
 def _below(members: dict[str, tarfile.TarInfo], folder: str) -> dict[str, None]:
-    """Return the paths of files below a folder. Links to folders, such as numpy's headers in Debian, are followed."""
+    """Return the paths of files below a folder.
+
+    Links to folders, such as Debian's link to numpy's headers, are followed.
+    """
     found: dict[str, None] = {}
     for path in [path for path in members if path.startswith(f"{folder}/")]:
         member = members[path]

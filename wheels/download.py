@@ -1,4 +1,4 @@
-"""Download wheels for the target and their dependencies from the package index configured for pip on this PC."""
+"""Download wheels for the target and their dependencies from the package index that pip uses on this PC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from wheels.pip import for_target, run_pip
 def download(requirement: str, folder: Path, target: Architecture, suite: Suite, log: Path) -> Path:
     """Download the wheel that satisfies a requirement and fits the target, without dependencies.
 
-    Raises SourceUnavailable if the index has no such wheel; otherwise NetworkUnreachable or CommandFailed.
+    Raises SourceUnavailable if the index has no such wheel, and NetworkUnreachable or CommandFailed after other
+    failures.
     """
     before = set(folder.glob("*.whl"))
     run_pip(
@@ -37,8 +38,8 @@ def dependencies(wheel: Path, folder: Path, target: Architecture, suite: Suite, 
     """Download a wheel's direct and indirect dependencies. Raises WheelUnusable, or the same errors as ``download``.
 
     pip would evaluate markers such as ``platform_machine`` for this PC instead of the target, so each package is
-    requested separately; the first requirement for a package determines its version. A requirement with a URL is an
-    error, because it may be for a source archive.
+    requested separately. The first requirement for a package determines its version. A requirement with a URL is an
+    error, because the URL may be that of a source archive.
     """
     environment: dict[str, str | Set[str]] = {
         **{key: str(value) for key, value in default_environment().items()},

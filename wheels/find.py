@@ -112,8 +112,8 @@ def candidates(
 def audit(wheel: Path, target: Architecture) -> int:
     """Check the archive and every ELF file in it; return the number of ELF files.
 
-    Raises WheelUnusable if the archive is damaged or renamed, or if its name is invalid. Raises PlatformMismatch if it
-    contains an ELF file for another machine or float ABI.
+    Raises WheelUnusable if the archive is damaged or renamed, or if its name is invalid. Raises PlatformMismatch if the
+    archive contains an ELF file for another machine or float ABI.
     """
     count = 0
     try:

@@ -90,7 +90,7 @@ class _Index:
         if path is None:
             raise NotFound("no such wheel")
         if environ["REQUEST_METHOD"] != "GET" or not _ONE_RANGE.fullmatch(environ.get("HTTP_RANGE", "")):
-            # werkzeug would reject other ranges; without the header it sends the complete file.
+            # werkzeug would reject other ranges. The header is removed, so that werkzeug sends the complete file.
             environ = {key: value for key, value in environ.items() if key != "HTTP_RANGE"}
         return send_file(path, environ, mimetype="application/zip", conditional=True)
 
@@ -246,7 +246,7 @@ def running_index(offered: Offered, *, address: str = "127.0.0.1", port: int = 0
 
 
 def instructions(url: str, names: Sequence[str], example: str) -> list[str]:
-    """Return the list of wheels, and the commands that install ``example``, one of the wheels, on a board.
+    """Return the list of wheels, and the commands that install the wheel ``example`` on a board.
 
     pip searches all its indices and selects the newest version, so the commands state the version of the wheel. If the
     default index has a newer version of a dependency only as source, pip would compile it on the board. With

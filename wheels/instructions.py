@@ -15,15 +15,15 @@ from toolchain import process
 
 Words = npt.NDArray[np.uint32]
 _LLVM = "usr/lib/llvm-19"
-# Without a match, grep exits with 1. grep filters the lines, because most are decoded instructions that Python need not
-# read.
+# If no line matches, grep exits with 1. grep filters the lines, because most are decoded instructions that Python need
+# not read.
 _FILTER = 'set -o pipefail; "$@" | { grep -F "<unknown>" || [ $? = 1 ]; }'
 _OFFSET = re.compile(r"\s*([0-9a-f]+):")
 
 
 @dataclass(frozen=True)
 class Disassembler:
-    """LLVM's programs in a root of extracted native packages."""
+    """LLVM's programs in the folder ``root``, which contains extracted native packages."""
 
     root: Path
 

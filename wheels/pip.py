@@ -27,8 +27,8 @@ _OTHER_PLATFORM = re.compile(
     r"Skipping link: none of the wheel's tags \(.*\) are compatible .*?[:/]([^/\s#]+\.whl)(?:#|\s|$)"
 )
 _SOURCE = re.compile(r"Skipping link: No sources permitted for .*?[:/]([^/\s#]+\.(?:tar\.gz|zip))(?:#|\s|$)")
-# pip's messages about programs that it ran and that failed: the package's own build, and pip itself for build
-# requirements.
+# pip prints these messages if a program that it runs fails. The program is the package's own build, or another pip that
+# installs build requirements.
 _BUILD_FAILED = "subprocess-exited-with-error"
 _REQUIREMENTS_FAILED = "pip subprocess to install build dependencies did not run successfully"
 _CONFLICT = "ResolutionImpossible"
@@ -154,10 +154,10 @@ def download_pinned(
     fix: str,
     environment: Mapping[str, str] | None = None,
 ) -> Path:
-    """Return the file ``place`` with this SHA-256; download it unless it is already there.
+    """Return the file ``place``, which has this SHA-256; download the file if it does not exist.
 
-    ``words`` are pip's options for this file. Raises DiskFull, or the same exceptions as ``run_pip``; SourceUnavailable
-    if an existing file is not the pinned one.
+    ``words`` are pip's options for this file. Raises DiskFull, the same exceptions as ``run_pip``, and
+    SourceUnavailable if an existing file is not the pinned one.
     """
     if not place.is_file():
         with (

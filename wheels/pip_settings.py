@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from toolchain import process
 
 _OF_INDICES = (
-    # "retries" is not passed, because without its messages a missing network is indistinguishable from a missing
+    # "retries" is not passed, because only the messages about retries distinguish a missing network from a missing
     # package.
     *("index-url", "extra-index-url", "find-links", "no-index", "trusted-host"),
     *("cert", "client-cert", "proxy", "timeout", "default-timeout", "constraint", "build-constraint"),
@@ -102,7 +102,7 @@ def _expanded(value: str) -> str:
 
 
 def _local(word: str) -> Path | None:
-    """Return the local path in a setting, or None."""
+    """Return the local path in a setting, or None if the setting contains none."""
     parts = urlsplit(word)
     if parts.scheme == "file":
         return Path(unquote(parts.path))

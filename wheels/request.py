@@ -33,7 +33,7 @@ class Wanted:
 
     @property
     def label(self) -> str:
-        """A name for the log. Different projects with the same file name have different names for their logs."""
+        """A name for the log. Projects with the same file name but different paths have different log names."""
         text = f"{canonicalize_name(self.name)}-{self.version}"
         if self.project:
             text = f"{self.project.name}-{hashlib.sha256(os.fsencode(self.project)).hexdigest()[:8]}"

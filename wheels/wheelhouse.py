@@ -1,4 +1,4 @@
-"""Wheelhouses: configured folders with wheels. Finished wheels are put into the first wheelhouse."""
+"""Wheelhouses are configured folders with wheels. Finished wheels are put into the first wheelhouse."""
 
 from __future__ import annotations
 
