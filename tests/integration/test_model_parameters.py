@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import tvm_servers
+from preloaded_workers import preloaded_workers
 from processes import in_group
 from registry_parts import small_disk
 from remote_kernels import out_of_reach
@@ -65,10 +66,10 @@ time.sleep(600)
 
 
 @pytest.fixture(scope="module")
-def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
+def tvm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TvmEnvironment]:
     """Install TVM and PyTorch as the task does; yield the environment while the process is in a private network."""
     installed = environment.ready_for_models(product_config)
-    with out_of_reach():
+    with out_of_reach(), preloaded_workers(tmp_path_factory.mktemp("preloaded")):
         yield installed
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tvm_servers
+from preloaded_workers import preloaded_workers
 from processes import in_group
 from remote_kernels import CRASHING, RIGHT, out_of_reach, write
 from waiting import eventually
@@ -33,10 +34,10 @@ ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
 
 
 @pytest.fixture(scope="module")
-def tvm(product_config: Config) -> Iterator[TvmEnvironment]:
+def tvm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TvmEnvironment]:
     """Install TVM as the task does; yield the environment while the process is in a private network."""
     installed = environment.ready(product_config)
-    with out_of_reach():
+    with out_of_reach(), preloaded_workers(tmp_path_factory.mktemp("preloaded")):
         yield installed
 
 

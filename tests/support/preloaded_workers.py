@@ -17,12 +17,16 @@ from device.remote.environment import TvmEnvironment
 from toolchain import process
 from toolchain.config import ROOT
 
-MODULES = ("tvm.relax.frontend.torch", "torch._dynamo", "torch.export")
+OF_KERNELS = ("tvm", "tvm.s_tir", "tvm.te")
+OF_MODELS = ("tvm.relax.frontend.torch", "torch._dynamo", "torch.export")
 
 
 @contextlib.contextmanager
 def preloaded_workers(folder: Path) -> Iterator[None]:
-    """Start workers with pitorch.preloaded, whose server uses ``folder``. The server is stopped at the end."""
+    """Start workers with pitorch.preloaded, whose server uses ``folder``. The server is stopped at the end.
+
+    The server stays in the network namespace in which the first worker was started.
+    """
     path = os.pathsep.join
 
     def preloaded(environment: TvmEnvironment, *words: str) -> list[str]:
@@ -33,7 +37,8 @@ def preloaded_workers(folder: Path) -> Iterator[None]:
     def command(environment: TvmEnvironment, module: str) -> list[str]:
         used.append(environment)
         code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-        return preloaded(environment, *(f"--import={name}" for name in MODULES), "-c", code)
+        modules = OF_MODELS if environment.others else OF_KERNELS
+        return preloaded(environment, *(f"--import={name}" for name in modules), "-c", code)
 
     used: list[TvmEnvironment] = []
     with pytest.MonkeyPatch.context() as patch:

@@ -167,7 +167,9 @@ def test_each_run_seeds_numpys_global_generator(board: Board) -> None:
     assert board.run(*code).stdout != board.run(*code).stdout
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 0)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGUSR1, 0)]
+)
 def test_the_callers_signals_reach_the_script(board: Board, number: int, status: int) -> None:
     script = board.script(
         "import signal, sys, time\n"
@@ -182,6 +184,11 @@ def test_the_callers_signals_reach_the_script(board: Board, number: int, status:
         assert caller.stdout.readline() == "ready\n"
         caller.send_signal(number)
         assert caller.wait(20) == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_signal_that_kills_the_script_kills_its_caller(board: Board, number: int) -> None:
+    assert board.run("--import=heavy", "-c", f"import os; os.kill(os.getpid(), {number:d})").returncode == -number
 
 
 def test_script_ends_when_its_caller_has_exited(board: Board) -> None:

@@ -14,7 +14,8 @@ the extension, of libqpu and of the script. If torch itself or a variable that a
 ``PYTHONPATH`` …) has changed, the server is restarted, and a message reports the restart.
 
 ``--import=MODULE`` (may be repeated) sets the modules to import instead of torch. ``pitorch.preloaded`` requires Linux.
-The exit code is the script's, or 125 with a message if the server could not be started.
+The exit code is the script's, or 125 with a message if the server could not be started. If a signal killed the script,
+the same signal kills the caller's process.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import fcntl
 import importlib
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -95,7 +97,7 @@ def _usage(error: str) -> int:
 def run(words: Sequence[str], *, modules: Sequence[str], idle_s: float = _IDLE_S) -> int:
     """Run ``SCRIPT ARGUMENT...`` or ``-c CODE ARGUMENT...`` with ``modules`` imported, and return the exit status.
 
-    If a signal killed the script, the status is 128 plus the signal number. Raises NotStarted.
+    If a signal killed the script, the status is minus the signal number, as in ``subprocess``. Raises NotStarted.
     """
     request = {
         "words": list(words),
@@ -385,8 +387,7 @@ class _Server:
             connection = self._connections.pop(child)
             with contextlib.suppress(KeyError):
                 ready.unregister(connection)
-            code = os.waitstatus_to_exitcode(status)
-            _finish(connection, {"status": code if code >= 0 else 128 - code})
+            _finish(connection, {"status": os.waitstatus_to_exitcode(status)})
 
     def _close(self, ready: selectors.BaseSelector) -> None:
         """Stop accepting requests, and remove the socket, so that a new server can start."""
@@ -509,6 +510,20 @@ def _execute(request: Mapping[str, Any]) -> None:
     exec(compile(source, "<string>" if first == "-c" else first, "exec", dont_inherit=True), names)  # noqa: S102
 
 
+def _exit_as(status: int) -> int:
+    """Return an exit status unchanged. If a signal killed the script, end this process by the same signal.
+
+    A shell ends a loop on Ctrl-C only if SIGINT killed the program in the loop.
+    """
+    if status >= 0:
+        return status
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the script's process has already dumped core
+    with contextlib.suppress(OSError):  # the action of SIGKILL cannot be set
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+    return 128 - status  # process 1 of a container is not killed by its own signals
+
+
 @contextlib.contextmanager
 def _report_ready(number: int) -> Iterator[None]:
     """Write "ready" to the pipe at the end of the ``with`` block.
@@ -533,7 +548,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         _serve(sys.argv[2:])
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(_exit_as(main(sys.argv[1:])))
     except NotStarted as error:
         print(f"pitorch.preloaded: {error}", file=sys.stderr)
         sys.exit(NOT_STARTED)
