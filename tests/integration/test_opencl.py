@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from preloaded_workers import preloaded_workers
 
 from device.remote import compiling, loader_session, opencl, profiling, targets
 from device.remote.address import parse
@@ -113,8 +114,10 @@ def needs_pocl() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def drivers() -> None:
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     needs_driver()
+    with preloaded_workers(tmp_path_factory.mktemp("preloaded")):
+        yield
 
 
 @pytest.fixture(autouse=True)
