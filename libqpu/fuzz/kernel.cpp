@@ -154,7 +154,7 @@ void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c
     ended = interpret(qpu::interp::lower(source), c, error);
     expected = arrays().words();
   }
-  bool isAccepted = false;  // by a lower level
+  bool isAccepted = false;  // true if a lower level has accepted the kernel
   for (int level = 0; level <= 2; ++level) {
     qpu::compiler::Options options;
     options.level = level;

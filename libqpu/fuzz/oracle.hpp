@@ -1,7 +1,8 @@
 // Computes the results of the language's operations on a single element in plain C++. The results
 // are used to check random kernels. The code follows docs/libqpu.md ("The language" and
 // "Arithmetic"). The oracle shares no code with the interpreter or the emulator, so that it detects
-// errors in both. Floats are passed as bit patterns. Operands with exponent 255 do not occur.
+// errors in either of them. Floats are passed as bit patterns. Operands with exponent 255 do not
+// occur.
 #ifndef QPU_FUZZ_ORACLE_HPP
 #define QPU_FUZZ_ORACLE_HPP
 

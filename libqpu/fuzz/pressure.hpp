@@ -1,6 +1,6 @@
-// Generates a kernel with many live vectors from bytes, and checks it. The kernel is compiled at
-// every optimisation level and runs on the emulator and on the interpreter. The kernel's results
-// are compared with those that plain C++ computes.
+// Generates a kernel with many live vectors from bytes, and checks the kernel. The kernel is
+// compiled at every optimisation level and runs on the emulator and on the interpreter. The
+// kernel's results are compared with those that plain C++ computes.
 #ifndef QPU_FUZZ_PRESSURE_HPP
 #define QPU_FUZZ_PRESSURE_HPP
 

@@ -37,7 +37,7 @@ struct Line {
   double clockHz = 0;
   double share = 0;
   const char* by = "";
-  double timesNaive = 0;  // speedup relative to the naive kernel; 0 if there is none
+  double timesNaive = 0;  // speedup relative to the naive kernel; 0 if there is no naive kernel
   double seconds() const { return static_cast<double>(work.clocks) / clockHz; }
 };
 using Lines = std::vector<Line>;

@@ -16,7 +16,7 @@ double megabytesPerSecond(std::uint64_t bytes, const Report& report) {
   return static_cast<double>(bytes) / report.seconds(kPi1) * 1e-6;
 }
 
-// One QPU stores or loads the same rows repeatedly, and waits after each transfer.
+// One QPU repeatedly stores or loads the same rows, and waits for each transfer.
 double dmaRate(bool load, int rows, int words = 16) {
   Code code;
   const auto setup = toA(address::kVpmSetup);
@@ -201,8 +201,8 @@ TEST_CASE("repeated runs take the same clocks") {
 
 namespace {
 
-// Returns a Pi 1 on which the VPM port, semaphores and opening a page take no time. Tests set these
-// times.
+// Returns the parameters of a Pi 1 on which the VPM port, semaphores and opening a page take no
+// time. Tests set these times.
 qpu::emu::Board bare() {
   qpu::emu::Board b = kPi1;
   b.vpmPortClocks = b.semaphoreClocks = b.pageMissNs = 0;

@@ -153,7 +153,7 @@ TEST_CASE("fields without effect are listed on request") {
   const std::vector<Case> cases{
       {0, "nop; bkpt",
        "nop; bkpt; with waddr_add=0, waddr_mul=0, raddr_a=0, raddr_b=0"},
-      // A pipe has no operation, but it has a condition and sources.
+      // One pipe has no operation, but it has a condition and sources.
       {0x10024821219e7293 & ~(Word{7} << 29U), "fadd r0, r1, r2",
        "fadd r0, r1, r2; with cond_mul=1, waddr_mul=33, mul_a=2, mul_b=3"},
       // A read port has an address that no ALU uses. If the address belonged to a

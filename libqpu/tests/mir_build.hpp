@@ -122,8 +122,8 @@ class Builder {
   }
 };
 
-// Options for a random program with several variables, conditions, loops and branches that join
-// again. At the end, the program stores all variables.
+// Options for a random program with several variables, conditions, loops, and branches whose paths
+// join again. At the end, the program stores all variables.
 struct RandomOptions {
   int variables = 10;
   int operations = 60;

@@ -9,7 +9,7 @@
 
 namespace tutorial {
 
-// Each QPU processes 16 numbers at a time, and waits for every load and every store. n is a
+// Each QPU processes 16 numbers at a time, and waits for every load and every store. n must be a
 // multiple of 16.
 inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   For (Int i = me() << 4, i < n, i = i + (numQPUs() << 4))

@@ -29,7 +29,8 @@ class QPU_API Error : public std::runtime_error {
 
   // The kernel's name, or "" if the error does not concern a kernel.
   const char* kernel() const noexcept;
-  // The language construct that caused the error, such as "While" or "store", or "".
+  // The language construct that caused the error, such as "While" or "store". The text is "" if no
+  // construct caused the error.
   const char* construct() const noexcept;
 
  protected:

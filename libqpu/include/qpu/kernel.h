@@ -1,4 +1,4 @@
-// compile(), and the class of the kernels that it returns.
+// The function compile(), and the class of the kernels that compile() returns.
 #ifndef QPU_KERNEL_H
 #define QPU_KERNEL_H
 
@@ -160,7 +160,7 @@ class Kernel {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
     detail::launch(*program_, qpus_, uniforms.data(), sizeof...(Ts), profiling_);
   }
-  // The same as operator(), under the name that programs for QPULib also use.
+  // Equivalent to operator(). Programs for QPULib use this name.
   void call(typename detail::Argument<Ts>::Host... arguments) const { (*this)(arguments...); }
 
  private:

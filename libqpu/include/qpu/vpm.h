@@ -15,7 +15,7 @@
 
 namespace qpu {
 
-// HORIZ places a memory row or a vector along a VPM row, and VERT along a VPM column.
+// HORIZ places a memory row or a vector along a VPM row, and VERT places it along a VPM column.
 enum VPMDirection { HORIZ, VERT };
 
 namespace detail {

@@ -6,8 +6,8 @@
 namespace qpu::code {
 namespace {
 
-// The magic string contains a carriage return, which text conversions change, and a zero byte,
-// which does not occur in text files.
+// The magic string contains a carriage return and a zero byte. Text conversions change carriage
+// returns, and text files do not contain zero bytes.
 constexpr std::string_view kMagic("QPUobj\r\0", 8);
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kHashAt = 16;

@@ -79,8 +79,8 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
       const Place other = homes[pair->other];
       if (other != kNowhere) conflicts[isFileB(other) ? 1 : 0] += pair->weight;
     }
-    // Count the registers of each file that are occupied in the innermost loops in which g is
-    // live.
+    // Count the registers of each file that are occupied in the innermost loops in which vector g
+    // is live.
     Bits innermost(blocks);
     std::uint32_t depth = 0;
     for (std::size_t b = 0; b < blocks; ++b) {

@@ -40,7 +40,7 @@ class ConstantHoisting {
   void loop(std::uint32_t n) {
     const Loop l = graph_.loops[n];
     std::unordered_map<std::uint32_t, double> weights;
-    // Indexed by constant: the block in which it was last counted.
+    // Indexed by constant: the block in which the constant was last counted.
     std::unordered_map<std::uint32_t, std::uint32_t> last;
     double frequency = 1;
     for (std::uint32_t b = l.header; b <= l.last; ++b) {

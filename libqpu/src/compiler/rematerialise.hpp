@@ -1,6 +1,6 @@
 // Rematerialisation: determines which vectors can be recomputed where they are used instead of
-// being kept in a register or in memory. Preston Briggs, Keith D. Cooper and Linda Torczon,
-// "Rematerialization", 1992.
+// being kept in a register or in memory. Reference: Preston Briggs, Keith D. Cooper and Linda
+// Torczon, "Rematerialization", 1992.
 #ifndef QPU_SRC_COMPILER_REMATERIALISE_HPP
 #define QPU_SRC_COMPILER_REMATERIALISE_HPP
 

@@ -29,7 +29,7 @@ void findWriteBarriers(const std::vector<Operation>& operations, std::vector<cha
 }
 
 // Marks the operations between an operation on the VPM's read side and the next operation that
-// depends on its setup. No reload can be inserted before a marked operation.
+// depends on the same setup. No reload can be inserted before a marked operation.
 void findReadBarriers(const std::vector<Operation>& operations, std::vector<char>& noReload) {
   std::size_t next = operations.size();  // the next operation on the read side
   for (std::size_t i = operations.size(); i-- > 0;) {

@@ -26,7 +26,7 @@ constexpr std::uint32_t kWordBytes = 8;
 constexpr std::uint32_t kEndReserved = 1U << 14U;  // bit 14, for ra14 and rb14
 constexpr std::uint32_t kNoTarget = UINT32_MAX;
 // Registers, accumulators and flags are undefined at the start. The emulator initialises them to
-// this arbitrary value, so that a kernel that depends on them is likely to fail.
+// this arbitrary value, so that a kernel that depends on undefined values is likely to fail.
 constexpr std::uint32_t kUndefined = 0xdeadbeefU;
 
 bool isRotation(const Instruction& i) {

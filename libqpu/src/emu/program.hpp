@@ -1,5 +1,6 @@
-// A program that has been prepared for execution: its fields have been resolved to slots, and its
-// static rules have been checked. A prepared program is immutable, and launches share it.
+// A program that has been prepared for execution. The fields of its instructions have been resolved
+// to slots, and the static rules have been checked. A prepared program is immutable, and launches
+// share it.
 #ifndef QPU_SRC_EMU_PROGRAM_HPP
 #define QPU_SRC_EMU_PROGRAM_HPP
 
@@ -11,9 +12,9 @@
 
 namespace qpu::emu {
 
-// The numbers of a QPU's vectors. The numbers identify registers and values that are read through a
-// file's port or unpacked from r4. The numbers from kConstants on stand for the program's
-// constants.
+// The numbers of a QPU's vectors. The numbers identify registers, values that are read through the
+// port of a file, and values that are unpacked from r4. The numbers from kConstants on stand for
+// the program's constants.
 namespace slot {
 constexpr std::uint16_t kFileA = 0;
 constexpr std::uint16_t kFileB = 32;

@@ -1,4 +1,5 @@
-// The names of an instruction word's fields, for values that the assembly text does not express.
+// The names of an instruction word's fields. The assembly text uses the names for values that it
+// does not express otherwise.
 #ifndef QPU_SRC_ISA_FIELDS_HPP
 #define QPU_SRC_ISA_FIELDS_HPP
 

@@ -1,6 +1,6 @@
-// Reductions of an array to a number. The array is divided among twelve workers, regardless of
-// the number of QPUs that execute them, and the CPU combines the workers' results. The result is
-// therefore the same for any number of QPUs.
+// Reductions of an array to a number. The array is divided among twelve workers, regardless of the
+// number of QPUs. The CPU combines the workers' results. The result is therefore the same for any
+// number of QPUs.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -77,7 +77,8 @@ void partialMaxima(Int n, Ptr<Int> out, Ptr<Float> a) {
             compare(order[static_cast<std::size_t>(j)], number + 16 * j);
         },
         [&](Vectors<1>& x, const Int& first, const Int& count) {
-          // The elements of x beyond the end repeat the last element, so they also have its index.
+          // The elements of x beyond the end are copies of the last element, so they also have the
+          // last element's index.
           Int o = orderOf(x[0]);
           compare(o, first + min(index(), count - 1));
         });

@@ -17,8 +17,8 @@ struct Revision {
   std::uint32_t code = 0;
   std::string soc;
   std::string model;
-  int memoryMib = 0;  // 0 if the code does not contain it
-  int boardRevision = -1;  // -1 if the code does not contain it
+  int memoryMib = 0;  // 0 if the code does not contain the size
+  int boardRevision = -1;  // -1 if the code does not contain the number
   bool overvolted = false;
 };
 

@@ -1,5 +1,6 @@
 // The cache of compiled kernels. The key is a hash of this library's build ID, the kernel's source
-// and the compiler options. The cache is in this process's memory, and on disk for later processes.
+// and the compiler options. The cache is in this process's memory and also on disk, where later
+// processes can use it.
 #ifndef QPU_SRC_RUNTIME_CACHE_HPP
 #define QPU_SRC_RUNTIME_CACHE_HPP
 

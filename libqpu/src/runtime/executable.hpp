@@ -36,7 +36,7 @@ bool emulatesLeniently();
 struct EmulatedWork {
   std::uint64_t runs = 0;
   std::uint64_t clocks = 0;     // time in the model
-  std::uint64_t qpuClocks = 0;  // sum over the QPUs that were used
+  std::uint64_t qpuClocks = 0;  // clocks summed over the QPUs that were used
   std::uint64_t instructions = 0;
   std::uint64_t stalledOnTmu = 0, stalledOnVpm = 0, stalledOnOther = 0;
   std::uint64_t memoryReadBytes = 0, memoryWriteBytes = 0;

@@ -62,7 +62,7 @@ int exchange(Os& os, int fd, Message& message) noexcept;
 
 class Mailbox {
  public:
-  // Throws BackendError with a message that contains the fix.
+  // Throws BackendError with a message that says how to fix the error.
   explicit Mailbox(Os& os);
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;

@@ -62,7 +62,7 @@ class Bench {
   Time launch(const std::string& backend);
   // Returns the largest spread that has occurred since the last call.
   double worstSpread();
-  // Returns the time of a run including its launch. On the hardware, returns the shortest time of
+  // Returns the time of a run, including the launch. On the hardware, returns the shortest time of
   // several runs.
   Time run(const std::string& assembly, int qpus, std::uint32_t rounds) const;
 

@@ -83,10 +83,10 @@ std::uint64_t new_tag();
 // Returns how often each kernel was compiled in this process.
 std::map<std::string, int> compilations();
 
-// Returns the number of floats that the buffers currently contain.
+// Returns the number of floats for which the buffers currently have room.
 std::size_t buffered();
 
-// Releases the buffers. The next call allocates new ones.
+// Releases the buffers. The next call allocates new buffers.
 void release_buffers();
 
 // The backend that runs the kernels, such as "interpreter", and the reason why libqpu selected

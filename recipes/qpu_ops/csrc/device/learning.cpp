@@ -211,7 +211,7 @@ void softmax_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradient
   End
 }
 
-// Reads targets of two words each. Determines whether each target is a class, and which class it
+// Reads targets of two words each. Determines whether each target is a class, and which class that
 // is.
 struct Target {
   Int low;

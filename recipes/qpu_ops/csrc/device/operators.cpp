@@ -1,6 +1,6 @@
 // The PyTorch operators that the QPUs compute. These operators support dense float32 tensors on the
-// device. Each kernel checks its operands. If a kernel does not support them, the CPU computes the
-// operator.
+// device. Each kernel checks its operands. If a kernel does not support its operands, the CPU
+// computes the operator.
 #include "operators.h"
 
 #include <ATen/ExpandUtils.h>
@@ -569,8 +569,8 @@ bool all_of(const std::vector<bool>& v) {
   return std::all_of(v.begin(), v.end(), [](bool b) { return b; });
 }
 
-// The errors of matvec() grow with the length of the rows. Up to this length, they are within the
-// documented bound.
+// The errors of matvec() grow with the length of the rows. Up to this length, the errors are within
+// the documented bound.
 constexpr std::int64_t kLongRow = 8192;
 
 // Computes sums over some dimensions. Sums of short rows are the product of a matrix and a vector
@@ -680,8 +680,8 @@ bool vector_norm(Call& call) {
     return false;
   reduce_all<float>("norm", t, out,
                     [](Floats from, int n) { return kernels::norm(from, n, qpu_count); });
-  // Squares below 2^-126 become 0. The CPU recomputes results that this can change by more than
-  // one unit in the last place.
+  // Squares below 2^-126 become 0. The CPU recomputes results that this underflow can change by
+  // more than one unit in the last place.
   const double least = std::ldexp(std::sqrt(static_cast<double>(t.numel())), -52);
   return is_settled(out) && *out.const_data_ptr<float>() >= least;
 }

@@ -92,7 +92,7 @@ Float summed(std::initializer_list<std::reference_wrapper<const Float>> parts) {
   return qpu::select(most > ieee::kInf, ieee::nan(), sum);
 }
 
-// Returns a if it is NaN, b if it is NaN, and `result` otherwise.
+// Returns a if a is NaN. Otherwise, returns b if b is NaN, and `result` if it is not.
 Float keep_nan(const Float& a, const Float& b, const FloatExpr& result) {
   return ieee::keepNan(a, ieee::keepNan(b, result));
 }

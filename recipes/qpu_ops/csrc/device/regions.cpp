@@ -27,8 +27,8 @@ struct Region {
   }
 };
 
-// Calls body(place, inside) for each index in the regions of the lanes. `inside` is 1 if the
-// lane's region contains the index. If not, it is 0 and `place` is the region's first element.
+// Calls body(place, inside) for each index in the regions of the lanes. `inside` is 1 if the lane's
+// region contains the index. Otherwise, `inside` is 0, and `place` is the region's first element.
 template <typename Body>
 void over_region(const Region& region, const Int& most_rows, const Int& most_columns,
                  const Int& width, Body body) {

@@ -19,7 +19,7 @@ void layer_norm_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> mean, Ptr
     Int start = row * columns;
     Pointers<1> own;
     own[0] = a + start;
-    // If a row contains Inf or NaN, its results must be NaN. Sums do not preserve NaN.
+    // If a row contains Inf or NaN, its results must be NaN, but sums do not preserve NaN.
     Int worst = 0;
     Float middle = sum_of_row<1>(columns, own, [&](const Vectors<1>& x) -> FloatExpr {
       worst = max(worst, qpu::ieee::magnitude(x[0]));

@@ -19,7 +19,7 @@ struct Record {
   std::vector<Event> events;
 
   static Record& instance() {
-    // Never destroyed, because threads may outlive static objects.
+    // The object is never destroyed, because threads may outlive static objects.
     static auto* const record = new Record;
     return *record;
   }
