@@ -93,7 +93,7 @@ inline Word times(Word a, Word b) {
   const Parts y = parts(b);
   return floatOf({x.negative != y.negative, x.significand * y.significand, x.exponent + y.exponent});
 }
-// Converts normal floats and +0 to integers that have the same order.
+// Converts normal floats and +0 to integers. The conversion preserves the order.
 inline std::int64_t rank(Word x) { return x >= kSignBit ? -std::int64_t{x - kSignBit} : std::int64_t{x}; }
 inline Word smaller(Word a, Word b) { return rank(a) <= rank(b) ? a : b; }
 inline Word larger(Word a, Word b) { return rank(a) >= rank(b) ? a : b; }

@@ -20,7 +20,7 @@
 namespace fuzz::pressure {
 
 struct Outcome {
-  std::string fault;  // a description of the failure, or "" if there is none
+  std::string fault;  // a description of the failure, or "" if there was no failure
   // Clocks in the emulator's model, indexed by level: `clocks` with the kernel's QPU count, `clocksOnOne` with 1 QPU.
   std::array<std::uint64_t, 3> clocks{}, clocksOnOne{};
   std::array<std::uint32_t, 3> spillBytes{};

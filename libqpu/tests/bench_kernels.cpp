@@ -1,16 +1,16 @@
 // Prints the clocks that the library's kernels take in the emulator's model (not measured on
 // hardware), and the share of the board's limit that they reach. The limit is the time for the
 // bytes that must be transferred over the bus, or for the operations of the pipes. For comparison,
-// the program runs kernels like those of a course project. As in that project, they are compiled
-// without optimisation and run on 4 QPUs.
+// the program runs kernels like those of a course project. As in that project, these kernels are
+// compiled without optimisation and run on 4 QPUs.
 //
 //   bench-kernels [--quick | --tutorial] [--json] [--ranges]
 //
 // QPU_BOARD selects the board, and QPU_MODEL selects the parameters of its model. With --ranges,
 // each kernel also runs with parameters at the ends of their ranges: first with all parameters, and
 // then, for each assumption, with only the parameters that depend on the assumption. The range of a
-// share covers all these runs. "moved most by" names the assumption that changes the share most
-// when it is changed alone. The exit code is 1 if a result is wrong.
+// share covers all these runs. "moved most by" names the assumption that changes the share most if
+// only this assumption is changed. The exit code is 1 if a result is wrong.
 #include <sys/wait.h>
 #include <unistd.h>
 

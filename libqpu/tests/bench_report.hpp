@@ -165,7 +165,7 @@ inline std::vector<std::string> assumptions() {
   return all;
 }
 
-// Writes a model file with the parameters of `group` at one end of their ranges.
+// Writes a model file in which the parameters of `group` are at one end of their ranges.
 inline void writeModel(const std::string& path, const std::string& group, qpu::emu::Bound bound) {
   const Board& at = *qpu::emu::findBoard(board().name, bound);
   std::ofstream file(path);

@@ -729,7 +729,7 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
     CHECK((out[16 * 9 + 4 + (j + 1) / 2] >> 16 * ((j + 1) % 2) & 0xffffU) == half);
   }
   CHECK((out[16 * 9 + 4] & 0xffffU) == 0);
-  // Bytes: there are two rows, and the second starts one VPM row (4 units) after the first.
+  // Bytes: there are two rows, and the second row starts one VPM row (4 units) after the first row.
   out = window({loadPitch(64), loadSetup(2, 6, 9, 0, true, 4, 4)}, kIn + 1);
   for (std::uint32_t row = 0; row < 2; ++row)
     for (std::uint32_t j = 0; j < 6; ++j) {

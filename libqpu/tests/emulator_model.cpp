@@ -96,8 +96,8 @@ bool near(double value, double expected) {
 }  // namespace
 
 TEST_CASE("the model reproduces published DMA rates") {
-  // The expected rates are Sugizaki's, without the two or three instructions between a wait and the
-  // next start.
+  // The expected rates are Sugizaki's rates without the time for the two or three instructions
+  // between a wait and the next start.
   CHECK(near(dmaRate(false, 1), 300 * 213.0 / 245));
   CHECK(near(dmaRate(false, 64), 1090));
   CHECK(near(dmaRate(true, 1), 200 * 80.0 / 89));

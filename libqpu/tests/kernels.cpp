@@ -64,7 +64,7 @@ class Guarded {
   SharedArray<float> all_;
 };
 
-// Returns an array that ends directly after its elements, so that reading beyond them is an
+// Returns an array that ends directly after its elements, so that reading beyond the elements is an
 // error.
 SharedArray<float> tight(int n, float low = -4, float high = 4) {
   SharedArray<float> a(static_cast<std::size_t>(std::max(n, 1)));

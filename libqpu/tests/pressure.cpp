@@ -1,5 +1,5 @@
 // Tests kernels that the fuzzer can generate. The first kind has more live vectors than there are
-// registers. The second kind comes from kernel_maker.hpp; for these kernels, only the clocks are
+// registers. The second kind comes from kernel_maker.hpp. For these kernels, only the clocks are
 // compared. QPU_FUZZ_KERNELS sets how many kernels of the first kind are tested, and QPU_FUZZ_FIRST
 // sets the number of the first kernel.
 #include <doctest/doctest.h>

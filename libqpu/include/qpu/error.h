@@ -84,8 +84,8 @@ class QPU_API DeadlockError : public ExecutionError {
   ~DeadlockError() noexcept override;
 };
 
-// An argument that the host passed is out of range, such as a QPU count, an index or a copy
-// length.
+// An argument that the host passed, such as a QPU count, an index or a copy length, is out of
+// range.
 class QPU_API ArgumentError : public Error {
  public:
   using Error::Error;

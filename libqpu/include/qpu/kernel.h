@@ -133,10 +133,10 @@ class Kernel {
   int numQPUs() const { return qpus_; }
   const char* name() const { return detail::programName(*program_); }
 
-  // Returns the machine code as text, annotated with the source constructs that it was compiled
-  // from. After a call on the emulator with profiling enabled, the text also contains each
-  // instruction's execution count and its stall time according to the model. Throws CompileError
-  // if the kernel cannot be compiled for QPUs.
+  // Returns the machine code as text. Comments in the text name the source constructs from which
+  // the code was compiled. After a call on the emulator with profiling enabled, the text also
+  // contains each instruction's execution count and its stall time according to the model. Throws
+  // CompileError if the kernel cannot be compiled for QPUs.
   std::string listing() const {
     const std::unique_ptr<char, void (*)(char*)> text(detail::programListing(*program_),
                                                       detail::freeText);

@@ -3,7 +3,7 @@
 // can be any number, including 0, and arrays need no padding. Addresses must be multiples of 4.
 //
 // A Floats argument refers to memory in a SharedArray: an array, the result of a.pointer(i), or the
-// CPU's address of an element. `qpus` is 1..12, or 0 to let the library choose; the results do not
+// CPU's address of an element. `qpus` is 1..12, or 0 to let the library choose. The results do not
 // depend on the number of QPUs. All functions throw ArgumentError for invalid sizes, strides or
 // ranges, before any kernel runs. If a function is documented as "in place", its output can be the
 // same range as an input. No other ranges may overlap.

@@ -259,8 +259,8 @@ inline IntExpr toInt(const FloatExpr& a) {
   return IntExpr(detail::FromNode(detail::unary(detail::Op::FtoI, detail::Type::Int, a.node())));
 }
 
-// Moves element i to position (i + n) mod 16. An amount of 1 rotates right by one element, and 15
-// rotates left by one. Only the low four bits of element 0 of n are used.
+// Moves element i to position (i + n) mod 16. If n is 1, the vector rotates right by one element.
+// If n is 15, it rotates left by one element. Only the low four bits of element 0 of n are used.
 inline IntExpr rotate(const IntExpr& a, const IntExpr& n) {
   return detail::intOp(detail::Op::Rotate, a, n);
 }

@@ -25,8 +25,8 @@ namespace qpu::code {
 std::string save(const Object& object);
 
 // Returns std::nullopt if the data is incomplete, is damaged, has another format or version, or
-// contains an invalid object. In a valid object, every word has a site number or kNoSite, all sites
-// and arguments exist, and the size of the spill area is a multiple of 64 bytes.
+// contains an invalid object. In a valid object, every word has a site number or kNoSite, and all
+// sites and arguments exist. The size of the spill area is a multiple of 64 bytes.
 std::optional<Object> load(std::string_view data);
 
 // Returns true if `data` starts with the magic string. The rest of the data need not be

@@ -117,8 +117,8 @@ inline bool isMask(Kind k) {
 inline bool hasResult(const Instruction& i) {
   return i.kind != Kind::Effect || i.op == Op::TmuReceive || i.op == Op::VpmRead;
 }
-// Returns true if the instruction is pure: its result depends only on its operands, and it has no
-// side effects.
+// Returns true if the instruction is pure. The result of a pure instruction depends only on its
+// operands, and the instruction has no side effects.
 inline bool isPure(const Instruction& i) {
   return i.kind != Kind::Effect && i.kind != Kind::Load && i.kind != Kind::Phi;
 }

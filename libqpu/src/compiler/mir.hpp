@@ -59,10 +59,10 @@ enum class Op : std::uint8_t {
 //   condition holds. A conditional operation therefore also reads its target register. Only Add,
 //   Mul, Move and Load can have conditions.
 // - An operation that has `setsFlags` but no target is a comparison. Flags are live until the next
-//   operation that sets them. Flags are not live across blocks; the last operation that can read
-//   them is the branch at the end of the block. An operation under a condition sets the flags of
-//   only those elements where the condition holds.
-// - Registers are not in SSA form: several operations may write the same register.
+//   operation that sets them. Flags are not live across blocks. The last operation that can read
+//   the flags is the branch at the end of the block. An operation under a condition sets the flags
+//   of only those elements where the condition holds.
+// - Registers are not in SSA form, so several operations may write the same register.
 // - The operations in each of these groups keep their order:
 //   - the operations of one TMU;
 //   - VpmReadSetup, VpmRead, DmaLoadStart and DmaLoadWait;
@@ -106,7 +106,7 @@ struct Block {
 struct Function {
   std::string name;
   std::uint32_t parameters = 0;
-  std::vector<code::Uniform> uniforms;  // one per Op::Uniform, in the same order
+  std::vector<code::Uniform> uniforms;  // one for each Op::Uniform, in the same order
   Vreg registers = 0;                   // the number of virtual registers, which are numbered from 0
   std::vector<Block> blocks;            // block 0 is the entry block
   std::vector<code::Site> sites;

@@ -10,7 +10,7 @@
 
 namespace qpu::compiler {
 
-// Replaces each phi whose arguments are all the same value with this value.
+// Replaces each phi whose arguments are all the same value with that value.
 void simplifyPhis(ir::Graph& graph);
 
 // Removes the values on which no side effect depends.

@@ -1,5 +1,6 @@
-// Constant hoisting: constants that need a register are loaded before the loops that use them.
-// LLVM's ConstantHoisting pass does the same for constants that are expensive to materialise.
+// Constant hoisting: constants that need a register are loaded before the loops that use the
+// constants. LLVM's ConstantHoisting pass does the same for constants that are expensive to
+// materialise.
 #include <algorithm>
 #include <unordered_map>
 

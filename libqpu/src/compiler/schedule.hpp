@@ -38,7 +38,8 @@ struct ScheduleOptions {
   // AfterRequests: a TMU result is received only after the requests that precede the receive in
   // source order, so that the number of requests in flight does not decrease. Spread: the block's
   // last receive issues after all operations that do not depend on a receive, and a gap separates
-  // it from the previous receive. The scheduler ignores both rules if no other operation can issue.
+  // this receive from the previous receive. The scheduler ignores both rules if no other operation
+  // can issue.
   enum class Receives : std::uint8_t { Early, AfterRequests, Spread };
   Receives receives = Receives::Early;
   // An operation that waits for a DMA transfer issues only if no other operation can issue.

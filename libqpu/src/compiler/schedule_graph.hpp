@@ -18,7 +18,7 @@ constexpr std::uint32_t kNone = UINT32_MAX;
 // more requests.
 constexpr std::uint32_t kTmuDepth = 4;
 // Latencies that the scheduler assumes, in instructions of 4 clocks. The latencies correspond to
-// the default parameters of the emulator's model of a Pi 3 (docs/model.md); the comments name the
+// the default parameters of the emulator's model of a Pi 3 (docs/model.md). The comments name the
 // parameters. Wrong latencies only make code slower. The test `levels` compares the latencies with
 // the model.
 constexpr int kTmuLatency = 20;          // tmu_memory_clocks

@@ -262,9 +262,9 @@ class Spiller {
     }
   }
 
-  // Prepares a run of VPM reads, within which nothing can be reloaded. Vectors in memory that are
-  // read in the run, or that are needed to rematerialise vectors in the run, are loaded into
-  // registers before the run and stay there until they are read.
+  // Prepares a run of VPM reads, within which nothing can be reloaded. Before the run, loads those
+  // vectors in memory that are read in the run, or that are needed to rematerialise vectors in the
+  // run. The loaded vectors stay in registers until they are read.
   bool reloadAhead(std::uint32_t i, const std::vector<Operation>& operations) {
     busy_.clear();
     std::vector<Vreg> defined;

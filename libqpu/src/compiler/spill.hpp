@@ -1,5 +1,5 @@
-// Spilling: reduces register pressure before scheduling. If there is no register for a vector, the
-// vector is rematerialised if possible, and otherwise stored to memory and reloaded.
+// Spilling: reduces register pressure before scheduling. A vector for which there is no register is
+// rematerialised if possible. Otherwise, the vector is stored to memory and reloaded.
 //
 // Within a block, the pass evicts the vector whose next use is farthest away. Reference: Laszlo A.
 // Belady, "A Study of Replacement Algorithms for a Virtual-Storage Computer", 1966. For registers,

@@ -63,8 +63,8 @@ class HostRounding {
 #endif
 };
 
-// Additional operation numbers after the 32 encodable ones. The additional operations are shifts by
-// the same constant amount in all elements.
+// Additional operation numbers, which follow the 32 numbers that can be encoded. The additional
+// operations are shifts by the same constant amount in all elements.
 enum : std::uint8_t { kShrBy = 32, kAsrBy, kShlBy };
 
 // `r` must not be the same object as `a` or `b`. A QpuRounding object must exist during the call.

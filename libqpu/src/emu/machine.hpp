@@ -203,7 +203,7 @@ class Machine {
   [[noreturn]] void fail(const Qpu& q, std::uint32_t at, const std::string& what,
                          std::uint32_t address = 0) const;
   // Reports an undocumented construct that the hardware probably supports. A lenient launch reports
-  // the construct as a warning; any other launch reports an error.
+  // the construct as a warning. Any other launch reports an error.
   void reportUncertain(const Qpu& q, std::uint32_t at, const std::string& what,
                        const std::string& assumed);
   [[noreturn]] void failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,

@@ -246,7 +246,7 @@ class Inspector {
 };
 
 // Returns the rule that instruction `later` breaks if it executes `distance` instructions after
-// `earlier`, or null.
+// `earlier`, or null if no rule is broken.
 const char* broken(const Traits& earlier, const Traits& later, std::uint32_t distance) {
   if (distance == 1) {
     if ((earlier.writesA & later.readsA) != 0 || (earlier.writesB & later.readsB) != 0)

@@ -92,7 +92,8 @@ inline std::uint32_t fmulTop(std::uint32_t a, std::uint32_t b) {
   return isFlushed(a) || isFlushed(b) ? 0U : kExponent | ((a ^ b) & kSign);
 }
 
-// Converts sign and magnitude to an integer that has the same order. +0 and -0 are equal.
+// Converts sign and magnitude to an integer. The conversion preserves the order. +0 and -0 are
+// equal.
 inline std::int32_t order(std::uint32_t x) {
   const auto m = static_cast<std::int32_t>(x & kMagnitude);
   return (x & kSign) != 0 ? -m : m;

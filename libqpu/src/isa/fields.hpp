@@ -14,7 +14,7 @@ struct NamedField {
   std::string_view name;
   unsigned low;
   unsigned bits;
-  // The forms that have the field; inLoad stands for loads of immediates and for semaphores.
+  // The forms that have the field. inLoad stands for loads of immediates and for semaphores.
   bool inAlu, inLoad, inBranch;
 
   constexpr Word mask() const { return ((Word{1} << bits) - 1) << low; }

@@ -354,7 +354,7 @@ class Verifier {
   std::vector<Instruction> instructions_;
   std::vector<Access> accesses_;
   bool twoTmus_ = false;
-  // True for a setup of VPM reads; DMA load setups have the same address.
+  // True for an instruction that may set up VPM reads. DMA load setups have the same address.
   std::vector<bool> mayBeReadSetup_;
   std::vector<Found> found_;
 };

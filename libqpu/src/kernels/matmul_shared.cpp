@@ -1,7 +1,7 @@
 // Large products in which the rows of `b` are contiguous. All QPUs except the first compute tiles
 // of 8 rows by 64 columns. The tiles of different QPUs are one below the other. The first QPU loads
 // `b` for the other QPUs into the VPM by DMA, in blocks of 8 rows. `b` is therefore transferred
-// over the bus only once, and the computing QPUs need neither requests nor addresses for it. Each
+// over the bus only once, and the computing QPUs need neither requests nor addresses for `b`. Each
 // half of the VPM contains a block. One block is read while the other block is loaded.
 //
 // A request for `a` loads 16 values of k in one row. These values form a cache line that is not
@@ -156,8 +156,8 @@ class SharedTile : public Sums {
       semaInc(kRead);
       block(iteration);
     End
-    // Waits for one more block after the last one. The first QPU announces this block when all
-    // QPUs have read the last block.
+    // After the last block, waits for one more block. The first QPU announces this additional block
+    // when all QPUs have read the last block.
     semaDec(kReady);
     semaInc(kRead);
   }

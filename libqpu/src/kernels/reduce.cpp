@@ -45,7 +45,7 @@ double sumOfPartials(const K& kernel, int qpus, int n, A... in) {
   return total;
 }
 
-// Converts floats to integers that have the same order. The order of -0 and 0 is 0.
+// Converts floats to integers. The conversion preserves the order. -0 and 0 become 0.
 Int orderOf(const Float& x) {
   Int bits = asInt(x);
   Where (bits < 0)
@@ -55,8 +55,8 @@ Int orderOf(const Float& x) {
 }
 int orderOfHost(int bits) { return bits < 0 ? kLowest - bits : bits; }
 
-// Finds the 16 greatest elements for each worker. Writes them as ordered integers, followed by
-// their indices.
+// Finds the 16 greatest elements for each worker. Writes these elements as ordered integers,
+// followed by their indices.
 void partialMaxima(Int n, Ptr<Int> out, Ptr<Float> a) {
   For (Int w = me(), w < static_cast<int>(kWorkers), w = w + numQPUs())
     Int best = kLowest;

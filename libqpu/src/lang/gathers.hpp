@@ -21,11 +21,11 @@ struct GatherPlan {
   bool usesBothTmus = false;
   // Maximum number of outstanding gathers. It is twice as high if the TMUs alternate.
   std::size_t most = kTmuDepth;
-  // The TMU of each gather and receive, indexed by Site::number. If the list is empty, all of
-  // them use TMU 0.
+  // The TMU of each gather and receive, indexed by Site::number. If the list is empty, all gathers
+  // and receives use TMU 0.
   std::vector<std::uint8_t> units;
   // endIsKnown is true if the gathers that are outstanding at the end use the same TMUs in every
-  // run. If endIsKnown is true, `left` contains these TMUs, starting with that of the oldest
+  // run. If endIsKnown is true, `left` contains these TMUs, starting with the TMU of the oldest
   // gather.
   bool endIsKnown = false;
   std::vector<std::uint8_t> left;

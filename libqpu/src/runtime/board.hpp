@@ -31,7 +31,7 @@ enum class Soc : std::uint8_t {
 };
 
 struct Board {
-  std::string model;                    // from the device tree; "" if there is none
+  std::string model;                    // from the device tree; "" if unknown
   std::vector<std::string> compatible;  // from the device tree
   std::optional<Revision> revision;     // from /proc/cpuinfo
   std::string socName;                  // such as "BCM2837"; "" if unknown

@@ -94,10 +94,10 @@ class Device : public std::enable_shared_from_this<Device> {
   // firmware has no memory.
   std::unique_ptr<GpuMemory> allocate(std::uint32_t bytes, const std::string& purpose);
 
-  // Runs one program on each of 1..12 QPUs and returns when all have finished. For the mailbox
-  // method, the programs must raise the host interrupt once, after all of them have finished. In
-  // this case, `control` must also be GPU memory with 8 bytes per program. Throws ExecutionError
-  // with a message that contains `kernel`.
+  // Runs one program on each of 1..12 QPUs and returns when all programs have finished. For the
+  // mailbox method, the programs must raise the host interrupt once, after all of them have
+  // finished. In this case, `control` must also be GPU memory with 8 bytes per program. Throws
+  // ExecutionError with a message that contains `kernel`.
   void launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
               std::uint32_t controlOffset, const std::string& kernel,
               std::chrono::milliseconds limit = launchLimit());

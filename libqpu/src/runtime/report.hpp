@@ -26,7 +26,7 @@ struct V3dFacts {
   std::optional<std::uint32_t> ident0;
   std::optional<std::uint32_t> ident1;
   std::optional<std::uint32_t> clockHz;
-  std::string source;  // where these values come from, or why there are none
+  std::string source;  // where these values come from, or why they are missing
 };
 
 // A process that is listed in the state file.

@@ -1,5 +1,5 @@
 // Runs QPU assembly programs and measures their time. On the QPUs, the time is measured with this
-// machine's clock. On the emulator, the measured time is that of the cycle model.
+// machine's clock. On the emulator, the measured time is the time in the cycle model.
 #ifndef QPU_TOOLS_CALIBRATE_BENCH_HPP
 #define QPU_TOOLS_CALIBRATE_BENCH_HPP
 

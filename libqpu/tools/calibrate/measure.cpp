@@ -75,7 +75,7 @@ class Measurer {
   double ns(double clocks) const { return clocks / clockHz_ * 1e9; }
 
   // Returns the number of clocks that fetching an instruction cache line takes. Measures a loop of
-  // `instructions` instructions, and subtracts the time for executing them.
+  // `instructions` instructions, and subtracts the time for executing the instructions.
   double fetching(int instructions, std::uint32_t rounds) {
     constexpr int kLoopOverhead = 5;
     Assembly a;

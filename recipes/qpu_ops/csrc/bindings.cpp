@@ -205,7 +205,7 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   auto* const total = totals.mutable_data_ptr<double>();
   const auto wide = static_cast<std::int64_t>(padded(width));
   constexpr auto lanes = static_cast<std::int64_t>(block);
-  // b occupies a quarter of the buffer, a occupies half of it, and the sums occupy the last
+  // b occupies a quarter of the buffer, a occupies half of the buffer, and the sums occupy the last
   // quarter.
   const std::int64_t columns_at_once = std::min(wide, buffer / 4 / lanes * lanes);
   bool finite = true;

@@ -53,7 +53,7 @@ class Session {
   Vectors operands(std::size_t a, std::size_t b, std::size_t result);
 
   // Returns true if b still contains the data that the caller with this tag wrote. Call matrix()
-  // with the same number of columns first; otherwise, a result of true is meaningless.
+  // with the same number of columns first. Otherwise, a result of true is meaningless.
   bool has_vector(std::uint64_t tag) const;
   void set_vector_tag(std::uint64_t tag);
 

@@ -1,6 +1,6 @@
 // The interface between the C++ classes of the kernel language and the library. While a kernel is
-// recorded, each of its operators and statements calls one of these functions. Kernels do not call
-// the functions directly.
+// recorded, each of its operators and statements calls one of the functions below. Kernels do not
+// call these functions directly.
 #ifndef QPU_DETAIL_BUILDER_H
 #define QPU_DETAIL_BUILDER_H
 
@@ -21,7 +21,7 @@ enum class Type : std::uint8_t { Int, Float, Address, Mask, Scalar };
 enum class Op : std::uint8_t {
   // leaves: expressions without operands
   Constant, Variable, ElementNumber, QpuNumber, QpuCount, VpmRead,
-  // operations on Int, named after those of the ADD and MUL pipes
+  // operations on Int, named after the operations of the ADD and MUL pipes
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   // operations on Float
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,

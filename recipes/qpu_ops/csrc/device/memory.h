@@ -26,8 +26,8 @@ constexpr std::size_t kAlignment = 64;
 // Throws OutOfMemory. Throws std::runtime_error in a process that was forked after its parent
 // opened the hardware.
 void* allocate(std::size_t bytes);
-// Releases memory that allocate() returned; null is allowed. Never throws. If the release cannot
-// be recorded, the memory leaks.
+// Releases memory that allocate() returned. `memory` can be null. Never throws. If the release
+// cannot be recorded, the memory leaks.
 void release(void* memory) noexcept;
 
 // Returns true if the address is in memory that is currently allocated.

@@ -316,9 +316,9 @@ bool relu_(Call& call) {
   call.finish({self});
   return true;
 }
-// Increments an integer tensor with one element, such as the batch counter in batch
-// normalisation. The CPU adds in place, as it does for fill(), because a launch for a single
-// number would cost more than all other work.
+// Increments an integer tensor with one element, such as the batch counter in batch normalisation.
+// As for fill(), the CPU does the work in place, because a launch for a single number would cost
+// more than all other work.
 bool count_up(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();

@@ -64,7 +64,7 @@ void sums(Int planes, Int size, Int in_size, Int width, Int most_rows, Int most_
   });
 }
 
-// Each index consists of two words; the low word comes first.
+// Each index consists of two words, of which the low word comes first.
 void places_of_greatest(Int planes, Int words, Int in_size, Int width, Int most_rows,
                         Int most_columns, Ptr<Int> starts, Ptr<Int> row_counts,
                         Ptr<Int> column_counts, Ptr<Float> out, Ptr<Float> in) {

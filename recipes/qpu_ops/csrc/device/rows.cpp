@@ -202,7 +202,7 @@ void total_rows(Int parts, Int part_columns, Int rows, Int columns, Ptr<Float> o
   });
 }
 
-// Converts floats to integers that have the same order. NaN comes last.
+// Converts floats to integers. The conversion preserves the order. NaN comes last.
 IntExpr order_of(const Float& x, bool least) {
   Int bits = asInt(x);
   Int magnitude = bits & 0x7fffffff;
@@ -253,7 +253,7 @@ int parts_of(int length, int groups) {
   return std::min(length, (kMaxQpus + groups - 1) / groups);
 }
 
-// Calls sum(parts, size, out) with the number of parts and their size; `sum` computes `count` sums
+// Calls sum(parts, size, out) with the number of parts and their size. `sum` computes `count` sums
 // for each part. Then adds the sums of the parts.
 template <typename Kernel>
 void sum_in_parts(float* to, int count, int length, int groups, Kernel sum) {

@@ -35,7 +35,7 @@ std::int64_t now_ns() {
       .count();
 }
 
-// Returns the totals of this thread's runs on the emulator so far, or zeros if there were none.
+// Returns the totals of this thread's runs on the emulator so far, or zeros if there were no runs.
 qpu_cycles emulated() {
   qpu_cycles work{};
   return qpu_thread_cycles(&work) == 0 ? work : qpu_cycles{};
