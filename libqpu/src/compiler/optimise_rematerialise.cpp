@@ -195,8 +195,8 @@ class Rematerialiser {
     return false;
   }
 
-  // Inserts the recomputations. Each block that uses a chosen value recomputes it once. In the
-  // block that contains the peak, the uses after the peak get a separate recomputation.
+  // Inserts the recomputations. Each block that uses a chosen value recomputes the value once. In
+  // the block that contains the peak, the uses after the peak get a separate recomputation.
   void rewrite() {
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
       std::vector<Value> body;

@@ -63,7 +63,7 @@ class CandidateList {
 struct CopyRequest {
   std::uint32_t value = kNone;
   std::uint32_t node = kNone;
-  std::uint8_t allowed = 0;  // kToA, kToB and kToNeither, which means an accumulator
+  std::uint8_t allowed = 0;  // a combination of kToA, kToB and kToNeither (an accumulator)
   std::int32_t priority = 0;
 };
 

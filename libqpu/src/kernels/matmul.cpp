@@ -224,7 +224,7 @@ class Tile : public Sums {
     take(nextA);
   }
 
-  // Values of `a` for the current iteration; each vector contains four rows.
+  // Values of `a` for the current iteration. Each vector contains four rows.
   std::array<Float, 2> a_;
   std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of `b`
   std::array<Int, 2> rows_;           // addresses of the rows in `a` for the first iteration

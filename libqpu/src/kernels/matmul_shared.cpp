@@ -266,7 +266,7 @@ class SharedTile : public Sums {
   const int step_;                 // number of rows in a group
   // The remaining vectors of these 16 values of k, followed by rows with the next 16 values.
   std::array<Float, kRows> a_;
-  Int rows_;                       // addresses of the rows; the rows to request next come first
+  Int rows_;                       // addresses of the rows, starting with the rows to request next
   Int from_;                       // distance in bytes from rows_ to the next values
   Int beyond_;                     // current index k, minus the number of values of k
   Int row_;                        // the VPM row to read next

@@ -1,5 +1,5 @@
-// This machine's VideoCore. Enables the QPUs, allocates GPU memory and launches programs. The
-// state file coordinates these actions with other processes. Not verified on a board.
+// This machine's VideoCore. Enables the QPUs, allocates GPU memory and launches programs. The state
+// file coordinates these actions with other processes. This code has not been verified on a board.
 #ifndef QPU_SRC_RUNTIME_DEVICE_HPP
 #define QPU_SRC_RUNTIME_DEVICE_HPP
 

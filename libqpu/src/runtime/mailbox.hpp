@@ -1,5 +1,5 @@
-// The firmware's property interface, which is accessed through /dev/vcio. Not verified on
-// a board.
+// The firmware's property interface, which is accessed through /dev/vcio. This code has not been
+// verified on a board.
 #ifndef QPU_SRC_RUNTIME_MAILBOX_HPP
 #define QPU_SRC_RUNTIME_MAILBOX_HPP
 

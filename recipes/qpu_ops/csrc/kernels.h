@@ -73,8 +73,8 @@ class Session {
   std::size_t limit_;
 };
 
-// Must be called once, before the first Session. Otherwise, after a fork() during a Session, the
-// child could inherit a lock that is never released. Throws std::system_error.
+// This function must be called once, before the first Session. Otherwise, after a fork() during a
+// Session, the child could inherit a lock that is never released. Throws std::system_error.
 void install_fork_handlers();
 
 // Returns a unique tag for Session::set_vector_tag().

@@ -42,7 +42,7 @@ constexpr std::size_t kMaxOutputs = 3;
 void run_chain(const std::string& text, const std::vector<Operand>& inputs,
                const std::vector<float*>& outputs, int n, int qpus);
 
-// The operands of a chain for one element of the lists on which it runs.
+// The operands of a chain for one element of the lists on which the chain runs.
 struct Part {
   std::vector<Operand> inputs;  // arrays and numbers must be in the same order in all parts
   std::vector<float*> outputs;

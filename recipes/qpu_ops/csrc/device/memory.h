@@ -55,7 +55,7 @@ void reset_peaks();
 
 // This mutex is locked while a kernel runs and while the process forks.
 std::mutex& device_mutex();
-// Must be called once, when the module is imported. Throws std::system_error.
+// This function must be called once, when the module is imported. Throws std::system_error.
 void install_fork_handlers();
 // Returns true if this process was forked from a process whose QPUs it must not use.
 bool in_bad_fork();
