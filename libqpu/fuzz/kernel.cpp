@@ -2,9 +2,9 @@
 // CompileError or an ArgumentError. An accepted kernel is compiled at every optimisation level.
 // qpu::isa::verify must find no fault in the code, except faults that the kernel itself causes by
 // its use of the VPM. If the kernel terminates quickly, it runs on the interpreter and on the
-// emulator. If the interpreter completes the run, the emulator must produce the same bits. If the
-// interpreter reports an error, the emulator may report an error or continue, because some of the
-// interpreter's checks have no counterpart in the machine code.
+// emulator. If the interpreter completes the run, the emulator must produce the same bits as the
+// interpreter. If the interpreter reports an error, the emulator may report an error or continue,
+// because some of the interpreter's checks have no counterpart in the machine code.
 //
 // pressure.hpp turns half of the inputs into valid kernels with 30 to 120 live vectors. These
 // kernels must compile, and their results must equal those that plain C++ computes.
@@ -154,7 +154,7 @@ void compare(const qpu::detail::Source& source, const fuzz::Facts& facts, Case c
     ended = interpret(qpu::interp::lower(source), c, error);
     expected = arrays().words();
   }
-  bool isAccepted = false;  // by a lower level
+  bool isAccepted = false;  // true if a lower level has accepted the kernel
   for (int level = 0; level <= 2; ++level) {
     qpu::compiler::Options options;
     options.level = level;

@@ -18,8 +18,8 @@ constexpr int kOwnWords = 256; // size of each QPU's part of `out`
 
 // The properties of a generated kernel.
 struct Facts {
-  bool ends = true;     // true if its loops are short
-  bool ordered = true;  // true if the order of all its memory accesses is defined
+  bool ends = true;     // true if the kernel's loops are short
+  bool ordered = true;  // true if the order of all memory accesses is defined
   bool onOneQpu = false;
   // True if, on every path, VPM setups precede VPM accesses and gathers precede receives.
   bool queuesInOrder = true;
@@ -329,7 +329,7 @@ class Maker {
     }
   }
 
-  // Uses only VPM rows below 48, because the compiler does not use them.
+  // Uses only VPM rows below 48, because the compiler does not use these rows.
   void vpm(int code) {
     if (inWhere()) return;
     facts_.onOneQpu = true;

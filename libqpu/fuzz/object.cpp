@@ -1,6 +1,6 @@
 // Fuzzes the reader of saved kernels with arbitrary data, both as a complete file and as the
 // content of a file with a valid checksum. Every accepted object must be consistent and must have a
-// listing. Saving an accepted object must produce the same bytes.
+// listing. Saving an accepted object must produce the bytes from which the object was read.
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -1,7 +1,8 @@
 // Computes the results of the language's operations on a single element in plain C++. The results
 // are used to check random kernels. The code follows docs/libqpu.md ("The language" and
 // "Arithmetic"). The oracle shares no code with the interpreter or the emulator, so that it detects
-// errors in both. Floats are passed as bit patterns. Operands with exponent 255 do not occur.
+// errors in either of them. Floats are passed as bit patterns. Operands with exponent 255 do not
+// occur.
 #ifndef QPU_FUZZ_ORACLE_HPP
 #define QPU_FUZZ_ORACLE_HPP
 
@@ -92,7 +93,7 @@ inline Word times(Word a, Word b) {
   const Parts y = parts(b);
   return floatOf({x.negative != y.negative, x.significand * y.significand, x.exponent + y.exponent});
 }
-// Converts normal floats and +0 to integers that have the same order.
+// Converts normal floats and +0 to integers. The conversion preserves the order.
 inline std::int64_t rank(Word x) { return x >= kSignBit ? -std::int64_t{x - kSignBit} : std::int64_t{x}; }
 inline Word smaller(Word a, Word b) { return rank(a) <= rank(b) ? a : b; }
 inline Word larger(Word a, Word b) { return rank(a) >= rank(b) ? a : b; }

@@ -1,6 +1,6 @@
-// Generates a kernel with many live vectors from bytes, and checks it. The kernel is compiled at
-// every optimisation level and runs on the emulator and on the interpreter. The kernel's results
-// are compared with those that plain C++ computes.
+// Generates a kernel with many live vectors from bytes, and checks the kernel. The kernel is
+// compiled at every optimisation level and runs on the emulator and on the interpreter. The
+// kernel's results are compared with those that plain C++ computes.
 #ifndef QPU_FUZZ_PRESSURE_HPP
 #define QPU_FUZZ_PRESSURE_HPP
 
@@ -20,7 +20,7 @@
 namespace fuzz::pressure {
 
 struct Outcome {
-  std::string fault;  // a description of the failure, or "" if there is none
+  std::string fault;  // a description of the failure, or "" if there was no failure
   // Clocks in the emulator's model, indexed by level: `clocks` with the kernel's QPU count, `clocksOnOne` with 1 QPU.
   std::array<std::uint64_t, 3> clocks{}, clocksOnOne{};
   std::array<std::uint32_t, 3> spillBytes{};

@@ -61,8 +61,8 @@ struct Statement {
 
 struct Variable {
   bool isFloat = false;
-  bool isFixed = false;    // true if it is written only once
-  bool isOpen = true;      // true if it has a value at this point; a loop counter has one only in its loop
+  bool isFixed = false;    // true if the variable is written only once
+  bool isOpen = true;      // true if the variable has a value here; a loop counter has a value only in its loop
 };
 
 struct Program {
@@ -275,7 +275,7 @@ class Generator {
     program_.variables.push_back({isFloat, below(5) < fixedShare_, true});
   }
 
-  // Finds a variable that may be written again. Returns false if there is none.
+  // Finds a variable that may be written again. Returns false if there is no such variable.
   bool target(std::uint32_t& v) {
     const auto n = static_cast<std::uint32_t>(program_.variables.size());
     const std::uint32_t from = below(n);

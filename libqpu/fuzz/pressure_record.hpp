@@ -70,7 +70,8 @@ class Record {
       default: throw std::logic_error("not an integer expression");
     }
   }
-  // The special function unit's results are accurate to about 11 bits. Only these bits are kept.
+  // The results of the special function unit are accurate to about 11 bits. Only these bits are
+  // kept.
   qpu::IntExpr special(const Expression& x) {
     const qpu::IntExpr k = ints(x.a) & 7;
     const qpu::FloatExpr power = qpu::toFloat(qpu::IntExpr(1) << k);

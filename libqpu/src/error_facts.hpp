@@ -1,4 +1,4 @@
-// The details that an error contains in addition to its message.
+// The details that an error object contains in addition to its message.
 #ifndef QPU_SRC_ERROR_FACTS_HPP
 #define QPU_SRC_ERROR_FACTS_HPP
 

@@ -16,15 +16,15 @@ constexpr int kMaxQpus = 12;
 
 class Program {
  public:
-  // Compiles the kernel for the selected backend. Throws CompileError if that is not possible.
+  // Compiles the kernel for the selected backend. Throws CompileError if the compilation fails.
   explicit Program(Source source);
 
   const std::string& name() const { return code_.name; }
   const interp::Code& code() const { return code_; }
   const Source& source() const { return source_; }
 
-  // Returns the machine code. The first call compiles it. Throws CompileError if that is not
-  // possible.
+  // Returns the machine code. The first call compiles the kernel. Throws CompileError if the
+  // compilation fails.
   runtime::Executable& executable() const;
   // Returns null if the machine code has not been compiled yet.
   const runtime::Executable* compiledExecutable() const;

@@ -1,5 +1,5 @@
-// Compares the arithmetic of the language with results that were recorded on hardware, and with
-// the host's rounding toward zero.
+// Compares the arithmetic of the language with results that were recorded on hardware, and with the
+// host's arithmetic, which is set to round toward zero.
 #include <cfenv>
 #include <cmath>
 #include <random>
@@ -212,14 +212,14 @@ TEST_CASE("float comparisons use sign and magnitude of the bits") {
   // These floats are not equal, although their difference is flushed to zero.
   CHECK(truth(0x00800001, 0x00800000) == 0b000111);
   CHECK(truth(0x7f7fffff, 0xff7fffff) == 0b000111);  // not equal, although their difference is Inf
-  // An infinity equals itself, and is ordered beyond all finite floats with the same sign.
+  // Each infinity equals itself. +Inf is greater and -Inf is less than all finite floats.
   CHECK(truth(0x7f800000, 0x7f800000) == 0b011010);
   CHECK(truth(0xff800000, 0xff800000) == 0b011010);
   CHECK(truth(0xff800000, 0x7f800000) == 0b110100);
   CHECK(truth(0x7f800000, 0x7f7fffff) == 0b000111);
   CHECK(truth(0xff800000, 0xff7fffff) == 0b110100);
-  // A NaN is ordered beyond the infinity with the same sign, and equals only a NaN with the same
-  // bits.
+  // A positive NaN is greater than +Inf, and a negative NaN is less than -Inf. A NaN equals only a
+  // NaN with the same bits.
   CHECK(truth(0x7fc00000, 0x7f800000) == 0b000111);
   CHECK(truth(0xffc00000, 0xff800000) == 0b110100);
   CHECK(truth(0x7fc00000, 0x7fc00000) == 0b011010);

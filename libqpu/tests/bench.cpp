@@ -1,6 +1,6 @@
-// Measures the time of matrix-vector multiplications on 4 QPUs of the current backend. The
-// matrices have 100 rows and 10^0 .. 10^5 columns. Only the call itself is measured. The
-// interpreter's times do not predict those of the hardware.
+// Measures the time of matrix-vector multiplications on 4 QPUs of the current backend. The matrices
+// have 100 rows and 10^0 .. 10^5 columns. Only the call itself is measured. The interpreter's times
+// do not predict the hardware's times.
 #include <chrono>
 #include <cstdio>
 

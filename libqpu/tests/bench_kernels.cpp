@@ -1,16 +1,16 @@
 // Prints the clocks that the library's kernels take in the emulator's model (not measured on
 // hardware), and the share of the board's limit that they reach. The limit is the time for the
 // bytes that must be transferred over the bus, or for the operations of the pipes. For comparison,
-// the program runs kernels like those of a course project. As in that project, they are compiled
-// without optimisation and run on 4 QPUs.
+// the program runs kernels like those of a course project. As in that project, these kernels are
+// compiled without optimisation and run on 4 QPUs.
 //
 //   bench-kernels [--quick | --tutorial] [--json] [--ranges]
 //
 // QPU_BOARD selects the board, and QPU_MODEL selects the parameters of its model. With --ranges,
-// each kernel also runs with parameters at the ends of their ranges: first with all parameters,
-// and then, for each assumption, with only the parameters that depend on it. The range of a share
-// covers all these runs. "moved most by" names the assumption that changes the share most when it
-// is changed alone. The exit code is 1 if a result is wrong.
+// each kernel also runs with parameters at the ends of their ranges: first with all parameters, and
+// then, for each assumption, with only the parameters that depend on the assumption. The range of a
+// share covers all these runs. "moved most by" names the assumption that changes the share most if
+// only this assumption is changed. The exit code is 1 if a result is wrong.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -189,7 +189,7 @@ void scaleTogether(Int n, Float factor, Ptr<Float> out, Ptr<Float> in) {
   End
 }
 
-// Prints the figures for the tutorial's kernels that docs/kernels.md contains.
+// Prints the figures in docs/kernels.md for the tutorial's kernels.
 void tutorialSteps() {
   const auto qpusOf = [](const char* name, int qpus) {
     return std::string(name) + ", " + std::to_string(qpus) + (qpus == 1 ? " QPU" : " QPUs");
@@ -242,8 +242,8 @@ void tutorialListing() {
   (void)std::printf("\n%s", kernel.listing().c_str());
 }
 
-// Returns the shortest of several times, in milliseconds, that `f` takes in a new process. No
-// kernel has been compiled in this process. `f` calls a kernel once, with almost no work.
+// Runs `f` in several new processes, in which no kernel has been compiled, and returns the shortest
+// time in milliseconds. `f` calls a kernel once, with almost no work.
 double coldCallMs(const std::function<void()>& f) {
   double best = 1e9;
   for (int i = 0; i < 5; ++i) {

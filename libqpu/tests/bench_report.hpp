@@ -37,7 +37,7 @@ struct Line {
   double clockHz = 0;
   double share = 0;
   const char* by = "";
-  double timesNaive = 0;  // speedup relative to the naive kernel; 0 if there is none
+  double timesNaive = 0;  // speedup relative to the naive kernel; 0 if there is no naive kernel
   double seconds() const { return static_cast<double>(work.clocks) / clockHz; }
 };
 using Lines = std::vector<Line>;
@@ -165,7 +165,7 @@ inline std::vector<std::string> assumptions() {
   return all;
 }
 
-// Writes a model file with the parameters of `group` at one end of their ranges.
+// Writes a model file in which the parameters of `group` are at one end of their ranges.
 inline void writeModel(const std::string& path, const std::string& group, qpu::emu::Bound bound) {
   const Board& at = *qpu::emu::findBoard(board().name, bound);
   std::ofstream file(path);

@@ -1,5 +1,5 @@
 // Checks that qpu-calibrate on the emulator finds the model's own parameters, and that it marks
-// results as measured on hardware only if they were measured there.
+// results as measured on hardware only if they were measured on hardware.
 #include <doctest/doctest.h>
 
 #include <cmath>

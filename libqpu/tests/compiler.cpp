@@ -10,7 +10,7 @@
 #include "isa/verify.hpp"
 #include "lang/gathers.hpp"
 
-// This header is included last, because it defines the language's keywords as macros.
+// The following header is included last, because it defines the language's keywords as macros.
 #include "tests/compiler_cases.hpp"
 
 using fuzz::listing;
@@ -67,7 +67,7 @@ TEST_CASE("rematerialisation requires operands that are alive") {
   constexpr int live = 34;
   constexpr int spread = 2048;
   SharedArray<int> in = cases::ints(1024), out(3 * spread);
-  // The last use of x is in the loop, but `half` is also used after the loop.
+  // x is last used in the loop, but `half` is also used after the loop.
   const auto f = [](Int n, Float x, Ptr<Int> p, Ptr<Int> q) {
     std::vector<Int> v;
     v.reserve(live);
@@ -251,7 +251,7 @@ TEST_CASE("stores keep their order where it is observable") {
           store(n + 2, to + 40);
           store(n + 3, to + 40 + n);
         }) == "5 -> 5");
-  // The second store depends on memory to which the first one writes.
+  // The second store depends on memory to which the first store writes.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(index() + n, to);
@@ -270,7 +270,7 @@ TEST_CASE("stores keep their order where it is observable") {
           End
           store(x, to + 48);
         }) == "5 -> 5");
-  // The first store has fewer than 16 words, and it may overlap the second.
+  // The first store has fewer than 16 words, and it may overlap the second store.
   CHECK(storesOf([](Ptr<Int>, Ptr<Int> q, Int n) {
           Ptr<Int> to = q + 1024 * me();
           store(n, to);

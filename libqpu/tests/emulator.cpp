@@ -7,7 +7,7 @@ using qpu::detail::hex;
 
 namespace {
 
-// The contents of r2 and the flags after one instruction. a is in r0, and b is in r1.
+// The contents of r2 and the flags after one instruction. The operands a and b are in r0 and r1.
 struct Outcome {
   std::uint32_t bits;
   std::string flags;
@@ -288,7 +288,7 @@ TEST_CASE("branches have three delay slots, conditions and links") {
 }
 
 TEST_CASE("every branch condition is evaluated") {
-  // The flags of the elements: N is set in 0..7, Z is set in 8, and C (unsigned less) is set in
+  // N is set in elements 0..7, Z is set in element 8, and C (unsigned less) is set in elements
   // 0..7.
   const std::vector<std::pair<BranchCond, bool>> all = {
       {BranchCond::AllZSet, false},  {BranchCond::AllZClear, false}, {BranchCond::AnyZSet, true},
@@ -729,7 +729,7 @@ TEST_CASE("DMA handles columns, blocks, halves and bytes") {
     CHECK((out[16 * 9 + 4 + (j + 1) / 2] >> 16 * ((j + 1) % 2) & 0xffffU) == half);
   }
   CHECK((out[16 * 9 + 4] & 0xffffU) == 0);
-  // Bytes: there are two rows, and the second starts one VPM row (4 units) after the first.
+  // Bytes: there are two rows, and the second row starts one VPM row (4 units) after the first row.
   out = window({loadPitch(64), loadSetup(2, 6, 9, 0, true, 4, 4)}, kIn + 1);
   for (std::uint32_t row = 0; row < 2; ++row)
     for (std::uint32_t j = 0; j < 6; ++j) {

@@ -32,7 +32,7 @@ Word exactFmul(Word a, Word b) {
 }
 
 // Returns zeros, denormals, the smallest and greatest number of each kind, powers of two and the
-// numbers next to them, Inf and NaN. Each occurs with both signs.
+// numbers next to them, Inf and NaN. Each of these values occurs with both signs.
 std::vector<Word> specials() {
   std::vector<Word> all;
   for (const Word exponent : {0U, 1U, 2U, 23U, 24U, 25U, 63U, 102U, 103U, 104U, 126U, 127U, 128U,

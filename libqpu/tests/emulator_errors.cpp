@@ -238,7 +238,8 @@ TEST_CASE("lenient mode reports uncertain uses as warnings") {
   Setting lenient;
   lenient.lenient = true;
   for (std::uint32_t n = 0; n < 1024; ++n) lenient.in[n] = n;
-  // The program has two stores and two loads. For each kind, there is a single wait at the end.
+  // The program has two stores and two loads. At the end, there is a single wait for the stores and
+  // a single wait for the loads.
   Code code;
   const auto twice = [&](Out setup, Out address, std::uint32_t word, std::uint32_t to,
                          std::uint32_t next) {

@@ -16,7 +16,7 @@ double megabytesPerSecond(std::uint64_t bytes, const Report& report) {
   return static_cast<double>(bytes) / report.seconds(kPi1) * 1e-6;
 }
 
-// One QPU stores or loads the same rows repeatedly, and waits after each transfer.
+// One QPU repeatedly stores or loads the same rows, and waits for each transfer.
 double dmaRate(bool load, int rows, int words = 16) {
   Code code;
   const auto setup = toA(address::kVpmSetup);
@@ -96,8 +96,8 @@ bool near(double value, double expected) {
 }  // namespace
 
 TEST_CASE("the model reproduces published DMA rates") {
-  // The expected rates are Sugizaki's, without the two or three instructions between a wait and the
-  // next start.
+  // The expected rates are Sugizaki's rates without the time for the two or three instructions
+  // between a wait and the next start.
   CHECK(near(dmaRate(false, 1), 300 * 213.0 / 245));
   CHECK(near(dmaRate(false, 64), 1090));
   CHECK(near(dmaRate(true, 1), 200 * 80.0 / 89));
@@ -201,8 +201,8 @@ TEST_CASE("repeated runs take the same clocks") {
 
 namespace {
 
-// Returns a Pi 1 on which the VPM port, semaphores and opening a page take no time. Tests set these
-// times.
+// Returns the parameters of a Pi 1 on which the VPM port, semaphores and opening a page take no
+// time. Tests set these times.
 qpu::emu::Board bare() {
   qpu::emu::Board b = kPi1;
   b.vpmPortClocks = b.semaphoreClocks = b.pageMissNs = 0;

@@ -144,7 +144,7 @@ inline Result run(const Code& code, Setting setting = {}) {
   return result;
 }
 
-// Returns the message of the exception of type E.
+// Returns the message of the exception of type E that the code causes.
 template <typename E = qpu::ExecutionError>
 std::string failure(const Code& code, Setting setting = {}) {
   return test::thrown<E>([&] { (void)run(code, std::move(setting)); });

@@ -62,8 +62,8 @@ class FakeVcio final : public qpu::runtime::Os {
   std::uint32_t firstHandle() const;
   std::uint32_t launches() const;   // number of launched programs
   std::uint32_t cacheClears() const;
-  // Returns the host address for bus address `bus`, or null unless locked memory contains `bytes`
-  // bytes at this address.
+  // Returns the host address for bus address `bus`. Returns null if locked memory does not contain
+  // `bytes` bytes at this address.
   unsigned char* memory(std::uint32_t bus, std::uint32_t bytes) const;
   // Returns the number of words from `bus` to the end of the locked memory that contains `bus`.
   std::uint32_t wordsFrom(std::uint32_t bus) const;

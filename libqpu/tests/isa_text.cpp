@@ -153,19 +153,20 @@ TEST_CASE("fields without effect are listed on request") {
   const std::vector<Case> cases{
       {0, "nop; bkpt",
        "nop; bkpt; with waddr_add=0, waddr_mul=0, raddr_a=0, raddr_b=0"},
-      // A pipe has no operation, but it has a condition and sources.
+      // One pipe has no operation, but it has a condition and sources.
       {0x10024821219e7293 & ~(Word{7} << 29U), "fadd r0, r1, r2",
        "fadd r0, r1, r2; with cond_mul=1, waddr_mul=33, mul_a=2, mul_b=3"},
       // A read port has an address that no ALU uses. If the address belonged to a
       // peripheral, the peripheral would still be read.
       {0x100009e7000c3000, "nop", "nop; with raddr_a=3, raddr_b=3"},
       {0x100009e700c83000, "nop; read vpm_ld_wait", "nop; read vpm_ld_wait; with raddr_b=3"},
-      // There are unpack and pack modes, but no value is read or written with them.
+      // The instructions have unpack or pack modes, but no value is read or written with these
+      // modes.
       {0x1e0208270c9e7280, "add r0, r1, r2", "add r0, r1, r2; with unpack=7"},
       {0xf00819e7ffffffc0, "brr.allzs -64; ws", "brr.allzs -64; ws"},
       {0xf00869e7ffffffc0, "brr.allzs -64", "brr.allzs -64; with raddr_a=3"},
-      // There is a small immediate that is not used, and the code of a rotation without a MUL
-      // operation.
+      // The first instruction has a small immediate that is not used. The second instruction has
+      // the code of a rotation but no MUL operation.
       {0xd00208270c9e5280, "add r0, r1, r2", "add r0, r1, r2; with sig=13, raddr_b=37"},
       {0xd00208270c9f03c0, "add r0, r1, -16", "add r0, r1, -16; with raddr_b=48"},
   };

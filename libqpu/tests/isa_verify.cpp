@@ -223,8 +223,7 @@ TEST_CASE("every rule detects its violation and accepts its fix") {
 
 namespace {
 
-// Lists each fault as "rule@instruction<cause". The cause is omitted if it is the instruction
-// itself.
+// Lists each fault as "rule@instruction<cause". The cause is omitted if it is the same instruction.
 std::string brief(const std::vector<Word>& words) {
   std::string text;
   for (const Fault& f : verify(words)) {
@@ -244,7 +243,7 @@ TEST_CASE("latencies extend across delay slots and branches") {
         "register-file-latency@5<4 register-file-latency@6<4");
   // If an earlier delay slot writes the register, there is no fault.
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 0|nop|ldi ra1, 1|nop|mov r0, ra1")).empty());
-  // The instructions are two apart, and a branch is between them.
+  // The second instruction is two instructions after the first, and a branch is between them.
   CHECK(brief(program("brr 8|nop|nop|mov sfu_exp, 1.0|nop|nop|mov r0, r4")) == "sfu-latency@6<3");
   // A branch that is always taken has no path to the instruction after its delay slots.
   CHECK(brief(program("ldi ra1, 0|brr 8|nop|nop|ldi ra1, 1|mov r0, ra1|nop")).empty());
@@ -287,8 +286,8 @@ TEST_CASE("registers must be defined on every path") {
 }
 
 TEST_CASE("counts are faults if they are wrong on every path") {
-  // Only one of the paths contains the request. It is possible that the program never takes the
-  // other path.
+  // Only one of the two paths contains the request. It is possible that the program never takes the
+  // path without the request.
   const std::string maybe = "mov.sf -, 1|brr.anyzs 0|nop|nop|mov tmu0_s, 0|nop; ldtmu0";
   CHECK(brief(program(maybe)).empty());
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 8|nop|nop|nop|mov tmu0_s, 0|nop; ldtmu0")).empty());
@@ -303,7 +302,7 @@ TEST_CASE("counts are faults if they are wrong on every path") {
   // If a setup word is not constant, the number of vectors is unknown.
   CHECK(brief(program("mov vpm_rd_setup, uniform|nop|nop|nop|mov r0, vpm|mov r0, vpm")).empty());
   CHECK(brief(program("mov vpm_rd_setup, uniform|nop|nop|mov r0, vpm")) == "vpm-read-latency@3<0");
-  // A DMA setup has the same address as a VPM setup, but does not change it.
+  // A DMA setup has the same address as a VPM setup, but does not change the VPM setup.
   CHECK(brief(program("ldi vpm_rd_setup, 0x00201a00|nop|nop|nop|mov r0, vpm|" + kLoadSetup +
                       "|mov r0, vpm"))
             .empty());

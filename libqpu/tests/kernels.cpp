@@ -64,7 +64,7 @@ class Guarded {
   SharedArray<float> all_;
 };
 
-// Returns an array that ends directly after its elements, so that reading beyond them is an
+// Returns an array that ends directly after its elements, so that reading beyond the elements is an
 // error.
 SharedArray<float> tight(int n, float low = -4, float high = 4) {
   SharedArray<float> a(static_cast<std::size_t>(std::max(n, 1)));
@@ -79,8 +79,8 @@ double ulpOf(double exact) {
   return std::ldexp(1.0, std::ilogb(std::max(std::fabs(static_cast<float>(exact)), 0x1p-126F)) - 23);
 }
 
-// Runs `call` for every size in kSizes, with different numbers of QPUs. `call` computes into
-// `out`.
+// Runs `call` for every size in kSizes, with different numbers of QPUs. `call` writes its results
+// to `out`.
 template <typename Call, typename Expected>
 void elementwise(Call call, Expected expected, double ulps = 0) {
   for (const int n : kSizes) {
@@ -561,7 +561,8 @@ void checkBatchNorm(int batch, int channels, int size) {
 TEST_CASE("softmax works for any shape") {
   for (const int columns : {0, 1, 15, 16, 17, 63, 64, 65, 128, 300, 1000})
     for (const int rows : {0, 1, 5, 13}) checkSoftmax(rows, columns);
-  // In one row, one element is far below the others. The other rows contain equal values.
+  // In one row, one element is much less than the other elements. The other rows contain equal
+  // values.
   SharedArray<float> a(70), out(70);
   for (float& x : a) x = 1000;
   a[3] = -kInf;

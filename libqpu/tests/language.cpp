@@ -330,7 +330,7 @@ TEST_CASE("pointers can be stored and gathered") {
   SharedArray<int*> table(16);
   compile([](Ptr<Int> p, Ptr<Ptr<Int>> t, Ptr<Int> q) {
     Ptr<Int> own = p + index() * 2;
-    *t = own;  // waits for the store, because the gather below does not wait
+    *t = own;  // waits for the store, because the following gather does not wait
     Ptr<Int> again;
     gather(t + index());
     receive(again);

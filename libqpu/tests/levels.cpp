@@ -224,8 +224,8 @@ Clocks clocksAt(int level, const std::vector<Work>& all) {
 }
 
 // The maximum ratio of the clocks at level 2 to those at level 1. Full optimisation may cause
-// contention that does not occur at lower levels. The highest ratio is that of sigmoid on 4 QPUs,
-// 1.088.
+// contention that does not occur at lower levels. The highest ratio, 1.088, is that of sigmoid on 4
+// QPUs.
 constexpr double kMoreContention = 1.09;
 
 double times(const Clocks& x, const Clocks& y, std::size_t i) {
@@ -277,9 +277,9 @@ TEST_CASE("optimisation keeps requests in flight") {
   struct Limits {
     double some, full;  // maximum clocks at levels 1 and 2 with the slow model, relative to level 0
   };
-  // The measured ratios for 1 to 12 QPUs, with a margin of 0.5 %, because they also depend on the
-  // arrays' addresses. At level 2, the ratios exceed 1 on 3, 4 and 8 to 12 QPUs; the highest ratio
-  // is 1.048, on 12 QPUs.
+  // The measured ratios for 1 to 12 QPUs. A margin of 0.5 % is added, because the ratios also
+  // depend on the arrays' addresses. At level 2, the ratios exceed 1 on 3, 4 and 8 to 12 QPUs. The
+  // highest ratio is 1.048, on 12 QPUs.
   static constexpr std::array<Limits, 12> kLimits = {{{1, 1},
                                                       {1, 1},
                                                       {1.047, 1.034},

@@ -1,5 +1,5 @@
-// Compares the functions in qpu/math.h and qpu/ieee.h with those of the C library in double
-// precision. Errors are in units in the last place (ulp) of the float result.
+// Compares the functions in qpu/math.h and qpu/ieee.h with the double-precision functions of the C
+// library. Errors are in units in the last place (ulp) of the float result.
 #include "qpu/ieee.h"
 
 #include <cmath>

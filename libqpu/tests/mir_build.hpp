@@ -122,8 +122,8 @@ class Builder {
   }
 };
 
-// Options for a random program with several variables, conditions, loops and branches that join
-// again. At the end, the program stores all variables.
+// Options for a random program with several variables, conditions, loops, and branches whose paths
+// join again. At the end, the program stores all variables.
 struct RandomOptions {
   int variables = 10;
   int operations = 60;
@@ -325,8 +325,8 @@ class Random : public Builder {
 };
 
 // Returns the loop of a matrix product with `steps` steps per iteration. A step broadcasts `rows`
-// elements of one vector, multiplies `vectors` vectors by them, and updates `rows` x `vectors`
-// sums.
+// elements of one vector, multiplies `vectors` vectors by these elements, and updates `rows` x
+// `vectors` sums.
 inline Function matrixBlock(int rows, int vectors, int steps) {
   Builder b;
   b.f.usesTwoTmus = true;

@@ -1,6 +1,6 @@
-// Kernels like those that a course project wrote for QPULib. The kernels process 16 floats at a
-// time, request the next block in advance, and store each vector separately. The caller must pad
-// the arrays.
+// Kernels like those of a course project that used QPULib. The kernels process 16 floats at a time,
+// request the next block in advance, and store each vector separately. The caller must pad the
+// arrays.
 #ifndef TESTS_NAIVE_HPP
 #define TESTS_NAIVE_HPP
 
@@ -15,7 +15,8 @@ struct PlainStore {
   }
 };
 
-// n is a multiple of 16 times the number of QPUs. a and b have one additional block per QPU.
+// n must be a multiple of 16 times the number of QPUs. a and b must have one additional block per
+// QPU.
 template <typename F, typename Store>
 void elementwise(Int& n, Ptr<Float>& out, Ptr<Float>& a, Ptr<Float>& b, F f, Store storeVector) {
   Int inc = numQPUs() << 4;
@@ -43,8 +44,8 @@ inline void product(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   elementwise(n, out, a, b, [](Float& x, Float& y) { return x * y; }, PlainStore());
 }
 
-// Computes 16 partial sums per row, which the CPU adds. `columns` is a multiple of 16. a and x
-// have 16 more floats.
+// Computes 16 partial sums per row, which the CPU adds. `columns` must be a multiple of 16. a and x
+// must have 16 additional floats.
 template <typename Store>
 void rowSums(Int& rows, Int& columns, Ptr<Float>& a, Ptr<Float>& x, Ptr<Float>& sums,
              Store storeVector) {

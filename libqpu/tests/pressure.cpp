@@ -1,5 +1,5 @@
 // Tests kernels that the fuzzer can generate. The first kind has more live vectors than there are
-// registers. The second kind comes from kernel_maker.hpp; for these kernels, only the clocks are
+// registers. The second kind comes from kernel_maker.hpp. For these kernels, only the clocks are
 // compared. QPU_FUZZ_KERNELS sets how many kernels of the first kind are tested, and QPU_FUZZ_FIRST
 // sets the number of the first kernel.
 #include <doctest/doctest.h>
@@ -22,15 +22,15 @@ std::uint32_t setting(const char* name, std::uint32_t otherwise) {
 
 // The kernels among numbers 0 to 9,999 that are slower at level 2 than at level 0, and the maximum
 // ratio of their clocks. On one QPU, level 2 is faster for these kernels. The order in which
-// several QPUs get access to DMA is known only at run time. In 3042, 3180 and 9969, level 2 removes
-// 10 to 18 % of the time of the busier DMA engine, but the loads and stores of different QPUs
-// overlap less. In 9087, the transfers are the same at both levels, but they start at different
-// times.
+// several QPUs get access to DMA is known only at run time. In kernels 3042, 3180 and 9969, level 2
+// removes 10 to 18 % of the time of the busier DMA engine, but the loads and stores of different
+// QPUs overlap less. In kernel 9087, the transfers are the same at both levels, but they start at
+// different times.
 const std::map<std::uint32_t, double> kSlower = {{3042, 1.01}, {3180, 1.018}, {9087, 1.001}, {9969, 1.011}};
 
 using Clocks = std::array<std::uint64_t, 3>;  // clocks in the emulator's model, indexed by level
 
-// Returns no value if the compiler refuses the kernel.
+// Returns std::nullopt if the compiler rejects the kernel.
 std::optional<qpu::code::Object> compiled(const qpu::detail::Source& source, int level) {
   qpu::compiler::Options options;
   options.level = level;
@@ -41,8 +41,8 @@ std::optional<qpu::code::Object> compiled(const qpu::detail::Source& source, int
   }
 }
 
-// Returns the number of clocks for which a kernel runs that the fuzzer generates from random bytes.
-// Returns no value if the kernel is invalid, fails or runs too long.
+// Generates a kernel from random bytes as the fuzzer does, and returns the number of clocks that
+// the kernel takes. Returns std::nullopt if the kernel is invalid, fails or runs too long.
 std::optional<Clocks> clocksOfRandomKernel(std::uint32_t seed) {
   using qpu::Float, qpu::Int, qpu::Ptr, qpu::detail::Type;
   constexpr std::size_t kMostExpressions = 1000;
@@ -102,7 +102,7 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     CHECK_MESSAGE((ratio > 1) == (known != kSlower.end()), ratio);
     CHECK(ratio <= (known == kSlower.end() ? 1 : known->second));
   }
-  // These clocks are in the emulator's model, and are sums over all kernels.
+  // These numbers of clocks are sums over all kernels in the emulator's model.
   CHECK(clocks[1] <= clocks[0]);
   CHECK(clocks[2] <= clocks[1]);
   CHECK(spilled > count / 4);  // otherwise the kernels do not test spilling

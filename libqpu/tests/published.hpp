@@ -42,7 +42,7 @@ inline void matrixVector(Int rows, Int columns, Ptr<Float> a, Ptr<Float> x, Ptr<
   dmaWaitWrite();
 }
 
-// The addition of the course project. a and b have one additional block per QPU.
+// The addition of the course project. a and b must have one additional block per QPU.
 inline void add(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   naive::elementwise(n, out, a, b, [](Float& x, Float& y) { return x + y; }, storeWords);
   dmaWaitWrite();
@@ -110,8 +110,8 @@ inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int h
 
 // The meaning of a line in the comparison with published measurements.
 enum class Kind {
-  Check,   // the same program; no parameter was fitted to it
-  Fitted,  // the same program; a parameter was fitted to it
+  Check,   // the same program; no parameter was fitted to its result
+  Fitted,  // the same program; a parameter was fitted to its result
   Other,   // another program with the same result
 };
 

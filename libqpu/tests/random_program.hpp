@@ -1,5 +1,6 @@
 // Random kernels in the language, which contain arithmetic on a few variables, masks, branches,
-// short loops, loads, stores and gathers. All kernels end, and each QPU writes to its own words.
+// short loops, loads, stores and gathers. All kernels terminate, and each QPU writes to its own
+// words.
 #ifndef TESTS_RANDOM_PROGRAM_HPP
 #define TESTS_RANDOM_PROGRAM_HPP
 

@@ -6,7 +6,7 @@
 #include "compiler/compile.hpp"
 #include "compiler/mir_text.hpp"
 
-// This header is included last, because it defines the language's keywords as macros.
+// The following header is included last, because it defines the language's keywords as macros.
 #include "tests/trace.hpp"
 
 namespace {

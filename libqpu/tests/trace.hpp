@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lang/recorder.hpp"
-// This header is included last, because many other headers use the name End, which it defines as
+// The following header is included last. It defines the name End, which many other headers use, as
 // a macro.
 #include "QPULib.h"
 

@@ -1,5 +1,5 @@
-// Compares the tutorial's kernels with plain C++. Where inputs and outputs have been published,
-// the tests use them.
+// Compares the tutorial's kernels with plain C++. The tests use published inputs and outputs where
+// such data exists.
 #include <doctest/doctest.h>
 
 #include <algorithm>

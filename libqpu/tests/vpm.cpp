@@ -71,7 +71,7 @@ TEST_CASE("the VPM pitch applies to rows and columns") {
     dmaWaitRead();
   });
   for (int row = 0; row < 16; ++row) CHECK(out[16 * row + 5] == 16 * row);
-  // Each row has three words. The rows are four VPM rows apart, and all of them are in column 7.
+  // Each row has three words. The rows are four VPM rows apart, and all rows are in column 7.
   windowAfter([](Ptr<Int> p) {
     dmaSetReadPitch(64);
     dmaSetupRead(VERT, 4, 7, 3, 4);

@@ -9,7 +9,7 @@
 
 namespace tutorial {
 
-// Each QPU processes 16 numbers at a time, and waits for every load and every store. n is a
+// Each QPU processes 16 numbers at a time, and waits for every load and every store. n must be a
 // multiple of 16.
 inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   For (Int i = me() << 4, i < n, i = i + (numQPUs() << 4))
@@ -18,7 +18,7 @@ inline void addWaiting(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
 }
 
 // Each QPU requests the next 16 numbers before it receives the current ones, and it does not wait
-// for stores. Each QPU issues one more request than necessary; `last` keeps the addresses of this
+// for stores. Each QPU issues one more request than necessary. `last` keeps the addresses of this
 // request inside the arrays.
 inline void addAhead(Int n, Ptr<Float> out, Ptr<Float> a, Ptr<Float> b) {
   Int step = numQPUs() << 4;

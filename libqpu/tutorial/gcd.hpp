@@ -25,7 +25,7 @@ inline void gcd(Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
 }
 
 // Executes 32 steps between two tests of the condition. After the divisor has been found, further
-// steps do not change it.
+// steps do not change the result.
 inline void gcdUnrolled(Ptr<Int> p, Ptr<Int> q, Ptr<Int> r) {
   Int a = *p;
   Int b = *q;

@@ -11,7 +11,7 @@ namespace tutorial {
 
 constexpr float kDiffusion = 0.25F;
 
-// Moves along a row and requests one vector in advance. `current` is the middle one of the last
+// Moves along a row and requests one vector in advance. `current` is the middle vector of the last
 // three vectors that were received.
 class Cursor {
  public:
@@ -59,9 +59,9 @@ class Cursor {
 };
 
 // `map` and `out` point to the first cells of two grids. A grid has height + 2 rows, whose starts
-// are `pitch` floats apart. Row 0, row height + 1 and column 0 are the border. Each row has
-// `width` inner cells, which start at column 16, and at least 32 more cells. `width` is a
-// multiple of 16.
+// are `pitch` floats apart. Row 0, row height + 1 and column 0 are the border. Each row has `width`
+// inner cells, which start at column 16, and at least 32 more cells. `width` must be a multiple of
+// 16.
 inline void heatStep(Ptr<Float> map, Ptr<Float> out, Int pitch, Int width, Int height) {
   std::array<Cursor, 3> row;
   For (Int y = me(), y < height, y = y + numQPUs())

@@ -7,7 +7,7 @@
 
 namespace tutorial {
 
-// `width` is a multiple of 16. `out` receives width * height counts in the range 0..limit.
+// `width` must be a multiple of 16. `out` receives width * height counts in the range 0..limit.
 inline void mandelbrot(Float left, Float top, Float step, Int width, Int height, Int limit,
                        Ptr<Int> out) {
   For (Int y = me(), y < height, y = y + numQPUs())

@@ -10,7 +10,7 @@ namespace tutorial {
 inline void oddEvenSort(Ptr<Int> p) {
   Int even = p[0];
   Int odd = p[16];
-  // Sorting 32 elements takes 32 phases. Each iteration executes two of them.
+  // Sorting 32 elements takes 32 phases. Each iteration executes two phases.
   For (Int round = 0, any(round < 16), round = round + 1)
     Int low = min(even, odd);
     odd = max(even, odd);

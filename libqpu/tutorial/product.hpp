@@ -9,7 +9,7 @@
 namespace tutorial {
 
 // Computes 16 elements in a row of c at a time. Every multiplication reads two vectors, one of
-// which contains the same number 16 times. n is a multiple of 16.
+// which contains the same number 16 times. n must be a multiple of 16.
 inline void productPlain(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Float> b) {
   For (Int i = me(), i < m, i = i + numQPUs())
     For (Int j = 0, j < n, j = j + 16)
@@ -33,8 +33,8 @@ inline void productPlain(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Fl
 
 // Keeps a tile of 4 rows by 32 columns in registers for all values of k. Therefore, for each value
 // of k, only 2 vectors of b are read for 8 sums. Each QPU reads the elements of a for 16 values of
-// k at a time, and broadcasts them one by one. m is a multiple of 4, n is a multiple of 32, and k
-// is a multiple of 16.
+// k at a time, and broadcasts these elements one by one. m must be a multiple of 4, n a multiple of
+// 32, and k a multiple of 16.
 inline void productTiled(Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Ptr<Float> b) {
   constexpr std::size_t rows = 4, across = 2;
   For (Int i = me() << 2, i < m, i = i + (numQPUs() << 2))

@@ -38,7 +38,7 @@ inline void rotatePipelined(const IntExpr& first, const IntExpr& step, Int& n, F
   receive(yOld);
 }
 
-// Version 2: requests the next vector before it processes the current one.
+// Version 2: requests the next vector before it processes the current vector.
 inline void rot3D2(Int n, Float cosine, Float sine, Ptr<Float> x, Ptr<Float> y) {
   rotatePipelined(0, 16, n, cosine, sine, x, y);
 }

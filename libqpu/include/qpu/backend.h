@@ -1,4 +1,5 @@
-// The library's version, and the backend that runs kernels. qpu.h is the C interface to both.
+// Functions that return the library's version and the backend that runs kernels. The C interface,
+// qpu.h, has corresponding functions.
 #ifndef QPU_BACKEND_H
 #define QPU_BACKEND_H
 

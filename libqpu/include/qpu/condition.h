@@ -20,7 +20,8 @@ class BoolExpr {
 class Cond {
  public:
   explicit Cond(detail::FromNode n) : node_(n.node) {}
-  // Converts a comparison to a condition, as any() does; example: `For (Int i = 0, i < n, ...)`.
+  // Converts a comparison to a condition, as any() does, so that `For (Int i = 0, i < n, ...)` is
+  // valid.
   Cond(const BoolExpr& b)
       : node_(detail::unary(detail::Op::Any, detail::Type::Scalar, b.node())) {}
   detail::Node node() const { return node_; }
@@ -60,9 +61,9 @@ inline BoolExpr operator>=(const IntExpr& a, const IntExpr& b) {
   return detail::compare(detail::Op::Ge, a, b);
 }
 
-// Floats are compared by the sign and magnitude of their bits. -0 equals +0 and denormals are not
-// flushed. A NaN is ordered above +Inf or below -Inf, according to its sign, and equals only a
-// NaN with the same bits.
+// Floats are compared by the sign and magnitude of their bits. -0 equals +0, and denormals are not
+// treated as 0. A positive NaN is greater than +Inf, and a negative NaN is less than -Inf. A NaN
+// equals only a NaN with the same bits.
 inline BoolExpr operator==(const FloatExpr& a, const FloatExpr& b) {
   return detail::compare(detail::Op::FEq, a, b);
 }
@@ -108,7 +109,8 @@ inline Cond operator!(const Cond& a) {
       detail::FromNode(detail::unary(detail::Op::MaskNot, detail::Type::Scalar, a.node())));
 }
 
-// any(b) holds if b holds for at least one element. all(b) holds if b holds for all elements.
+// any(b) is true if b is true for at least one element. all(b) is true if b is true for all
+// elements.
 inline Cond any(const BoolExpr& b) { return b; }
 inline Cond all(const BoolExpr& b) {
   return Cond(detail::FromNode(detail::unary(detail::Op::All, detail::Type::Scalar, b.node())));

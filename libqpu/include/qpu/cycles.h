@@ -7,13 +7,13 @@
 
 namespace qpu {
 
-// Counters are sums over the QPUs. `clocks` counts V3D clocks; an instruction takes four. All
-// values are zero if the kernel has not run on the emulator.
+// Counters are sums over the QPUs. `clocks` counts V3D clocks. An instruction takes four V3D
+// clocks. All values are zero if the kernel has not run on the emulator.
 struct Cycles {
   const char* board;  // name of the modelled board; "" if the kernel has not run on the emulator
   double clockHz;
   std::uint64_t instructions;
-  std::uint64_t clocks;  // duration, from the start of the launch until the last QPU has finished
+  std::uint64_t clocks;  // duration from the start of the launch until the last QPU has finished
   std::uint64_t stalledOnTmu;
   std::uint64_t stalledOnVpm;
   std::uint64_t stalledOnOther;  // waits for uniforms, semaphores, the mutex and instructions
@@ -21,7 +21,8 @@ struct Cycles {
   std::uint64_t memoryReadBytes;
   std::uint64_t memoryWriteBytes;
   std::uint64_t launches;
-  // The time that these launches would add on vc4-registers or on vc4-mailbox.
+  // The time that starting and ending these launches would add with the backend vc4-registers or
+  // vc4-mailbox.
   double registersLaunchSeconds;
   double mailboxLaunchSeconds;
 

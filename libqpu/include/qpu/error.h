@@ -29,7 +29,8 @@ class QPU_API Error : public std::runtime_error {
 
   // The kernel's name, or "" if the error does not concern a kernel.
   const char* kernel() const noexcept;
-  // The language construct that caused the error, such as "While" or "store", or "".
+  // The language construct that caused the error, such as "While" or "store". The text is "" if no
+  // construct caused the error.
   const char* construct() const noexcept;
 
  protected:
@@ -83,8 +84,8 @@ class QPU_API DeadlockError : public ExecutionError {
   ~DeadlockError() noexcept override;
 };
 
-// An argument that the host passed is out of range, such as a QPU count, an index or a copy
-// length.
+// An argument that the host passed, such as a QPU count, an index or a copy length, is out of
+// range.
 class QPU_API ArgumentError : public Error {
  public:
   using Error::Error;

@@ -37,7 +37,7 @@ inline FloatExpr min(const FloatExpr& a, const FloatExpr& b) {
 }
 inline FloatExpr negative(const FloatExpr& x) { return asFloat(asInt(x) ^ kSign); }
 
-// Returns `ofNumber` where x is zero or positive and finite, `ofInf` where x is +Inf, and NaN in
+// Returns `ofNumber` where x is 0 or a finite positive number, `ofInf` where x is +Inf, and NaN in
 // the other elements.
 inline Float ofPositive(const FloatExpr& x, const FloatExpr& ofNumber, const FloatExpr& ofInf) {
   Float r = ofNumber;
@@ -56,8 +56,8 @@ inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
   return ofPositive(x, qpu::reciprocalSqrt(x), 0);
 }
 
-// As in IEEE 754, the result is NaN where both operands are 0 or both are infinite. The error is at
-// most 4 ulp for every normal b.
+// As in IEEE 754, the result is NaN where both operands are 0 and where both operands are infinite.
+// The error is at most 4 ulp for every normal b.
 inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) {
   constexpr int k2To125 = 0x7e000000;
   Int least = qpu::min(magnitude(a), magnitude(b));

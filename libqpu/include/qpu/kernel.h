@@ -1,4 +1,4 @@
-// compile(), and the class of the kernels that it returns.
+// The function compile(), and the class of the kernels that compile() returns.
 #ifndef QPU_KERNEL_H
 #define QPU_KERNEL_H
 
@@ -133,10 +133,10 @@ class Kernel {
   int numQPUs() const { return qpus_; }
   const char* name() const { return detail::programName(*program_); }
 
-  // Returns the machine code as text, annotated with the source constructs that it was compiled
-  // from. After a call on the emulator with profiling enabled, the text also contains each
-  // instruction's execution count and its stall time according to the model. Throws CompileError
-  // if the kernel cannot be compiled for QPUs.
+  // Returns the machine code as text. Comments in the text name the source constructs from which
+  // the code was compiled. After a call on the emulator with profiling enabled, the text also
+  // contains each instruction's execution count and its stall time according to the model. Throws
+  // CompileError if the kernel cannot be compiled for QPUs.
   std::string listing() const {
     const std::unique_ptr<char, void (*)(char*)> text(detail::programListing(*program_),
                                                       detail::freeText);
@@ -160,7 +160,7 @@ class Kernel {
         {detail::Argument<Ts>::uniform(arguments)..., 0}};
     detail::launch(*program_, qpus_, uniforms.data(), sizeof...(Ts), profiling_);
   }
-  // The same as operator(), under the name that programs for QPULib also use.
+  // Equivalent to operator(). Programs for QPULib use this name.
   void call(typename detail::Argument<Ts>::Host... arguments) const { (*this)(arguments...); }
 
  private:

@@ -3,13 +3,13 @@
 // can be any number, including 0, and arrays need no padding. Addresses must be multiples of 4.
 //
 // A Floats argument refers to memory in a SharedArray: an array, the result of a.pointer(i), or the
-// CPU's address of an element. `qpus` is 1..12, or 0 to let the library choose; the results do not
+// CPU's address of an element. `qpus` is 1..12, or 0 to let the library choose. The results do not
 // depend on the number of QPUs. All functions throw ArgumentError for invalid sizes, strides or
 // ranges, before any kernel runs. If a function is documented as "in place", its output can be the
 // same range as an input. No other ranges may overlap.
 //
-// The arithmetic is that of the kernel language (docs/libqpu.md, "Arithmetic"). Error bounds are
-// given in units in the last place (ulp) and assume the interpreter's rounding.
+// The kernels use the arithmetic of the kernel language (docs/libqpu.md, "Arithmetic"). Error
+// bounds are given in units in the last place (ulp) and assume the interpreter's rounding.
 #ifndef QPU_KERNELS_H
 #define QPU_KERNELS_H
 
@@ -43,7 +43,7 @@ QPU_API void sqrt(Floats out, Floats a, int n, int qpus = 0);
 QPU_API void sigmoid(Floats out, Floats a, int n, int qpus = 0);
 QPU_API void tanh(Floats out, Floats a, int n, int qpus = 0);
 
-// Reductions over n elements. Sums are compensated: the error is at most 4 ulp of the sum of the
+// Reductions over n elements. Sums are compensated, so the error is at most 4 ulp of the sum of the
 // elements' magnitudes. For dot and norm, the rounding errors of the products are added to this
 // bound.
 QPU_API float sum(Floats a, int n, int qpus = 0);
@@ -72,8 +72,8 @@ QPU_API void matvec(Floats y, Matrix a, Floats x, int m, int k, int qpus = 0);
 QPU_API void matmul(Matrix c, Matrix a, Matrix b, int m, int n, int k, float alpha = 1,
                     float beta = 0, int qpus = 0);
 
-// Computes the softmax of each row, in place. If a row contains NaN or +Inf, or if all its
-// elements are -Inf, its results are NaN. rowStride is the distance between rows both in the input
+// Computes the softmax of each row, in place. If a row contains NaN or +Inf, or if all its elements
+// are -Inf, its results are NaN. Consecutive rows are rowStride elements apart, both in the input
 // and in the output.
 QPU_API void softmax(Floats out, Floats a, int rows, int columns, int rowStride, int qpus = 0);
 

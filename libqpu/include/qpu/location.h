@@ -16,7 +16,8 @@ struct Location {
 
 }  // namespace qpu
 
-// Used as a default argument, QPU_HERE gives the caller's location. Requires GCC 4.8 or Clang 9.
+// If QPU_HERE is used as a default argument, it gives the caller's location. Requires GCC 4.8 or
+// Clang 9.
 #define QPU_HERE ::qpu::Location(__builtin_FILE(), __builtin_LINE())
 
 #endif

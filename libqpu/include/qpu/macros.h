@@ -5,8 +5,9 @@
 
 #include "qpu/statement.h"
 
-// Each keyword opens a C++ scope, and End closes it. The variables that are declared in the scope
-// are destroyed at its end. The code from the keyword to End is a single C++ statement.
+// Each keyword except End opens a C++ scope, and End closes this scope. The variables that are
+// declared in the scope are destroyed when the scope ends. The code from the keyword to End is a
+// single C++ statement.
 #define If(...)            \
   {                        \
     ::qpu::If_(__VA_ARGS__); \

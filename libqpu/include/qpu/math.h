@@ -22,8 +22,8 @@ inline FloatExpr polynomial(const FloatExpr& x, const float* c, int count) {
 
 constexpr float kLeastNormal = 1.17549435e-38F;
 constexpr float kGreatest = 3.40282347e38F;
-// The value ln 2 as the sum of two parts. The high part has so few bits that its products with
-// exponents are exact.
+// The value of ln 2 as a sum of two parts. The products of the high part and exponents are exact,
+// because the high part has few significant bits.
 constexpr float kLn2High = 0.693359375F;
 constexpr float kLn2Low = -2.12194440e-4F;
 
@@ -43,8 +43,8 @@ inline FloatExpr div(const FloatExpr& a, const FloatExpr& b) { return a * recipr
 // Computes 1/sqrt(x) for normal x > 0 with two Newton-Raphson iterations. The error is at most 4
 // ulp.
 inline FloatExpr reciprocalSqrt(const FloatExpr& x) {
-  // The usual form of an iteration contains x / 2, which is 0 for x < 2^-125. This form does not:
-  // `twice` and `half` are the result of the first iteration times 2 and divided by 2.
+  // The usual form of an iteration computes x / 2, which is 0 for x < 2^-125. This code avoids that
+  // division: `twice` is twice the result of the first iteration, and `half` is half of it.
   const FloatExpr y = rsqrt(x);
   const FloatExpr twice = y * (FloatExpr(3) - x * y * y);
   const FloatExpr half = twice * 0.25F;
@@ -94,7 +94,7 @@ inline FloatExpr log(const FloatExpr& x) {
   return r;
 }
 
-// Computes 1 / (1 + e^-x). The error is at most 8 ulp. The result is 0 below -88.
+// Computes 1 / (1 + e^-x). The error is at most 8 ulp. The result is 0 for x below -88.
 inline FloatExpr sigmoid(const FloatExpr& x) { return reciprocal(exp(-x) + 1); }
 
 // Computes the hyperbolic tangent. The error is at most 8 ulp.

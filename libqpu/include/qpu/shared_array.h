@@ -51,9 +51,9 @@ class QPU_API SharedWords {
   std::uint32_t address_;
 };
 
-// Returns the bus address of a word in a live array, given either the word's host address or its
-// bus address cast to a pointer. Returns 0 for a null pointer. Throws ArgumentError for any other
-// pointer.
+// Returns the bus address of a word in a live array. The argument is the word's host address, or
+// the word's bus address cast to a pointer. Returns 0 for a null pointer. Throws ArgumentError for
+// any other pointer.
 QPU_API std::uint32_t busAddress(const void* host);
 // Returns the host address of a word in a live array, or null if `bus` is 0. Throws ArgumentError
 // for any other bus address.

@@ -25,11 +25,11 @@ inline void Where_(const BoolExpr& mask, Location where = QPU_HERE) {
 inline void Else_(Location where = QPU_HERE) { detail::beginElse(where); }
 inline void End_(Location where = QPU_HERE) { detail::end(where); }
 
-// Requests the word at each of the 16 addresses in p, without waiting. The low two bits of an
-// address are ignored. At most 4 requests can be outstanding. The limit is 8 if two conditions are
-// met: the kernel does not read *p while requests are outstanding, and the compiler can make
-// gathers and receives alternate between the two TMUs. The second condition requires that the
-// number of outstanding requests at each point in the kernel is the same on all paths, and that
+// Requests the word at each of the 16 addresses in p, and does not wait for these words. The low
+// two bits of an address are ignored. At most 4 requests can be outstanding. The limit is 8 if two
+// conditions are met: the kernel does not read *p while requests are outstanding, and the compiler
+// can make gathers and receives alternate between the two TMUs. The second condition requires that
+// the number of outstanding requests at each point in the kernel is the same on all paths, and that
 // each loop iteration issues an even number of requests.
 template <typename T>
 void gather(const PtrExpr<T>& p, Location where = QPU_HERE) {
@@ -44,8 +44,8 @@ void receive(Ptr<T>& x, Location where = QPU_HERE) {
   detail::receive(x.node(), where);
 }
 
-// Stores 16 consecutive words, starting at the first address in p, without waiting. Any later store
-// waits until this store is complete.
+// Stores 16 consecutive words, starting at the first address in p, and does not wait until the
+// words are written. Any later store waits until this store is complete.
 inline void store(const IntExpr& x, const PtrExpr<Int>& p, Location where = QPU_HERE) {
   detail::store(x.node(), p.node(), false, where);
 }
@@ -81,9 +81,9 @@ void store(const PtrExpr<T>& x, const PtrExpr<Ptr<T> >& p, const IntExpr& n,
 // are slow: a load becomes up to 16 loads and 16 rotations, and a store becomes 16 one-word stores.
 // To iterate over an array, gather(p + index() * 2) is faster.
 //
-// Programs for QPULib use these functions, but QPULib's documentation does not define what they do.
-// In libqpu, the stride is the distance from the end of one element to the start of the next, as in
-// dmaSetWriteStride(), but measured in elements.
+// Programs for QPULib use these functions, but QPULib's documentation does not define the
+// functions' behaviour. In libqpu, the stride is the distance from the end of one element to the
+// start of the next, as in dmaSetWriteStride(), but measured in elements.
 inline void setReadStride(int elements, Location where = QPU_HERE) {
   detail::readStride(elements, where);
 }

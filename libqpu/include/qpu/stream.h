@@ -25,8 +25,8 @@ constexpr int kInFlight = 8;
 // The compiler uses rows 52 and above.
 constexpr int kVpmRows = 48;
 // The number of vectors in a block. One DMA transfer stores a block. Starting a transfer takes as
-// much time as storing many rows. A few QPUs with long blocks therefore store more vectors in the
-// same time than all QPUs with short blocks. This result comes from the cycle model; it was not
+// much time as storing many rows. In the same time, a few QPUs with long blocks therefore store
+// more vectors than all QPUs with short blocks. This result comes from the cycle model and was not
 // measured on hardware.
 constexpr int kLong = 8;
 constexpr int kShort = 4;
@@ -37,9 +37,9 @@ static_assert(kVpmRows / kShort == 12, "each of 12 QPUs must have enough rows fo
 // `qpus` is 0, because the library then chooses the number of QPUs.
 inline bool mayBeLong(int qpus) { return qpus <= kQpusWithLong; }
 inline int orLong(int qpus) { return qpus == 0 ? kQpusWithLong : qpus; }
-// Returns true if n elements are stored faster with long blocks. The comparison includes the
-// elements after the last complete block, which are stored vector by vector. The unit of cost is
-// the time for one more row in a transfer.
+// Returns true if storing n elements takes less time with long blocks than with short blocks. The
+// comparison includes the elements after the last complete block, which are stored vector by
+// vector. Costs are measured in units of the time that one additional row in a transfer takes.
 inline bool longPays(int n) {
   constexpr int start = 11;
   const auto cost = [n](int length) {
@@ -160,11 +160,11 @@ void burst(const std::array<Float, Length>& x, const PtrExpr<Float>& to, const I
 }
 inline void finishBursts() { dmaWaitWrite(); }
 
-// Iterates over planes of `size` outputs each. Blocks of vectors are distributed round-robin
-// among the QPUs. compute(plane, first) returns the vector that starts at output `first` of the
-// plane; it is also called for vectors beyond the plane's end. whole(vectors, to) stores a
-// complete block. rest(vectors, to, left) stores the last `left` outputs of a plane, which do not
-// fill a block.
+// Iterates over planes of `size` outputs each. Blocks of vectors are distributed round-robin among
+// the QPUs. compute(plane, first) returns the vector that starts at output `first` of the plane.
+// compute() is also called for vectors beyond the plane's end. whole(vectors, to) stores a complete
+// block. rest(vectors, to, left) stores the last `left` outputs of a plane, which do not fill a
+// block.
 template <int Length, typename F, typename Whole, typename Rest>
 void overBlocks(const Int& planes, const Int& size, const Ptr<Float>& out, F compute, Whole whole,
                 Rest rest) {

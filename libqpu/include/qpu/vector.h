@@ -18,7 +18,7 @@ class Ptr;
 
 namespace detail {
 
-// Constructor tag: only the library and the classes below create expressions from nodes.
+// A constructor tag. Only the library and the classes below create expressions from nodes.
 struct FromNode {
   Node node;
   explicit FromNode(Node n) : node(n) {}
@@ -165,9 +165,9 @@ PtrExpr<T> offset(Op op, const PtrExpr<T>& p, const IntExpr& i) {
 
 }  // namespace detail
 
-// Arithmetic on Int. Sums and differences wrap at 32 bits. A product multiplies the low 24 bits
-// of the operands as unsigned numbers and keeps the low 32 bits of the result (mul24). Shift
-// amounts are taken from bits 4:0, and >> keeps the sign. See the manual, section 3, ALU
+// Arithmetic on Int. Sums and differences wrap at 32 bits. Multiplication (mul24) treats the low 24
+// bits of each operand as an unsigned number and keeps the low 32 bits of the product. The shift
+// amount is in bits 4:0 of the right operand, and >> keeps the sign. See the manual, section 3, ALU
 // instructions.
 inline IntExpr operator+(const IntExpr& a, const IntExpr& b) {
   return detail::intOp(detail::Op::Add, a, b);
@@ -236,16 +236,17 @@ inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FM
 
 // Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x and log2(|x|). For x = 0, 1/x and
 // 1/sqrt(|x|) are Inf, 2^x is about 1, and log2(|x|) is -Inf. The typical relative error is 3e-5,
-// and the maximum is 1e-4. For log2 results below 1, these figures are absolute errors. Except for
-// log2, even results that are powers of two are not exact. The interpreter and the emulator produce
-// identical bits, but a board produces different bits. qpu/math.h has functions with errors of a
-// few ulp. Source: samples and hardware tests published by VC4C and py-videocore.
+// and the maximum is 1e-4. For log2 results below 1, these figures are absolute errors. The results
+// of 1/x, 1/sqrt(|x|) and 2^x are not exact, even if they are powers of two. The interpreter and
+// the emulator produce identical bits, but a board produces different bits. qpu/math.h has
+// functions with errors of a few ulp. Sources: samples and hardware tests published by VC4C and
+// py-videocore.
 inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }
 inline FloatExpr rsqrt(const FloatExpr& a) { return detail::floatOp(detail::Op::RecipSqrt, a); }
 inline FloatExpr exp2(const FloatExpr& a) { return detail::floatOp(detail::Op::Exp2, a); }
 inline FloatExpr log2(const FloatExpr& a) { return detail::floatOp(detail::Op::Log2, a); }
 
-// Reinterpret the 32 bits of each element as the other type.
+// Reinterpret the 32 bits of each element as a value of the other type.
 inline IntExpr asInt(const FloatExpr& a) { return IntExpr(detail::FromNode(a.node())); }
 inline FloatExpr asFloat(const IntExpr& a) { return FloatExpr(detail::FromNode(a.node())); }
 
@@ -258,8 +259,8 @@ inline IntExpr toInt(const FloatExpr& a) {
   return IntExpr(detail::FromNode(detail::unary(detail::Op::FtoI, detail::Type::Int, a.node())));
 }
 
-// Moves element i to position (i + n) mod 16. An amount of 1 rotates right by one element, and 15
-// rotates left by one. Only the low four bits of element 0 of n are used.
+// Moves element i to position (i + n) mod 16. If n is 1, the vector rotates right by one element.
+// If n is 15, it rotates left by one element. Only the low four bits of element 0 of n are used.
 inline IntExpr rotate(const IntExpr& a, const IntExpr& n) {
   return detail::intOp(detail::Op::Rotate, a, n);
 }
@@ -335,7 +336,7 @@ class Int : public IntExpr {
   }
 };
 
-// A variable that holds 16 floats. As for Int, a variable without an initialiser is 0 on the
+// A variable that holds 16 floats. As with Int, a variable without an initialiser is 0 on the
 // interpreter and undefined on hardware.
 class Float : public FloatExpr {
  public:

@@ -5,9 +5,9 @@
 // A DMA address in the VPM is a word number: 16 * row + column. The address of a HORIZ vector is
 // its row (0..63). The address of a VERT vector is 16 * (row / 16) + column.
 //
-// In a kernel that uses any of these functions, row 63 - me() is reserved: the compiler uses it for
-// store(), for `*p = x`, and to read *p if a store may precede the read. The compiler never uses
-// rows 0 to 51, and it does not change the kernel's windows or setups.
+// In a kernel that uses any of these functions, row 63 - me() is reserved. The compiler uses this
+// row for store(), for `*p = x`, and to read *p if a store may precede the read. The compiler never
+// uses rows 0 to 51, and it does not change the kernel's windows or setups.
 #ifndef QPU_VPM_H
 #define QPU_VPM_H
 
@@ -15,7 +15,7 @@
 
 namespace qpu {
 
-// HORIZ places a memory row or a vector along a VPM row, and VERT along a VPM column.
+// HORIZ places a memory row or a vector along a VPM row, and VERT places it along a VPM column.
 enum VPMDirection { HORIZ, VERT };
 
 namespace detail {

@@ -18,11 +18,11 @@ struct Cycles {
   std::uint64_t stalled = 0;
 };
 
-// Returns one line per instruction. Each line contains the instruction's number, the clock at which
-// the instruction would issue if there were no stalls or branches, its word, its text and, if
-// `profile` is given, its profile. The listing begins with the uniforms and ends with totals.
-// Before the instructions of a source construct, a comment names the construct. Throws
-// std::invalid_argument if `profile` does not have one entry per word. `fields` is passed to
+// Returns one line per instruction. Each line contains the instruction's number, issue clock, word
+// and text. The issue clock is computed as if there were no stalls or branches. If `profile` is
+// given, the line also contains the instruction's profile. The listing begins with the uniforms and
+// ends with totals. A comment before the instructions of a source construct names the construct.
+// Throws std::invalid_argument if `profile` does not have one entry per word. `fields` is passed to
 // isa::disassemble().
 std::string listing(const Object& object, const std::vector<Cycles>* profile = nullptr,
                     isa::Fields fields = isa::Fields::Used);

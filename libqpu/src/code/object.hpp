@@ -40,7 +40,7 @@ struct Object {
   std::vector<isa::Word> words;
   std::vector<Uniform> uniforms;     // in the order in which each QPU reads them
   std::vector<Site> sites;
-  // One entry per word; kNoSite for instructions that the compiler adds.
+  // One entry per word. The entry is kNoSite for instructions that the compiler adds.
   std::vector<std::uint32_t> siteOf;
   std::uint32_t spillBytes = 0;      // size in bytes of each QPU's spill area; a multiple of 64
   bool usesSfu = false;              // true if the last bits of results may differ on hardware

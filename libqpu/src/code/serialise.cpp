@@ -6,13 +6,13 @@
 namespace qpu::code {
 namespace {
 
-// The magic string contains a carriage return, which text conversions change, and a zero byte,
-// which does not occur in text files.
+// The magic string contains a carriage return and a zero byte. Text conversions change carriage
+// returns, and text files do not contain zero bytes.
 constexpr std::string_view kMagic("QPUobj\r\0", 8);
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kHashAt = 16;
 constexpr std::size_t kHeader = 24;
-constexpr std::uint32_t kLine = 64;  // in bytes; a spill area consists of complete cache lines
+constexpr std::uint32_t kLine = 64;  // bytes in a cache line; a spill area consists of whole lines
 
 std::uint64_t hash(std::string_view data, std::uint64_t from) {
   for (const char c : data) from = (from ^ static_cast<unsigned char>(c)) * 0x100000001b3U;

@@ -24,9 +24,9 @@ namespace qpu::code {
 // object is larger than 4 GB.
 std::string save(const Object& object);
 
-// Returns nothing if the data is incomplete, damaged or in another format or version, or if the
-// object is not valid. In a valid object, every word has a site number or kNoSite, all sites and
-// arguments exist, and the size of the spill area is a multiple of 64 bytes.
+// Returns std::nullopt if the data is incomplete, is damaged, has another format or version, or
+// contains an invalid object. In a valid object, every word has a site number or kNoSite, and all
+// sites and arguments exist. The size of the spill area is a multiple of 64 bytes.
 std::optional<Object> load(std::string_view data);
 
 // Returns true if `data` starts with the magic string. The rest of the data need not be

@@ -79,8 +79,8 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
       const Place other = homes[pair->other];
       if (other != kNowhere) conflicts[isFileB(other) ? 1 : 0] += pair->weight;
     }
-    // Count the registers of each file that are occupied in the innermost loops in which g is
-    // live.
+    // Count the registers of each file that are occupied in the innermost loops in which vector g
+    // is live.
     Bits innermost(blocks);
     std::uint32_t depth = 0;
     for (std::size_t b = 0; b < blocks; ++b) {
@@ -96,8 +96,8 @@ std::vector<Place> findHomes(const Function& function, const Liveness& live, int
       for (std::size_t pipe = 0; pipe < 2; ++pipe)
         if (reads[g][pipe] != 0) portLoad[file] += load[pipe][file] + load[1 - pipe][file];
     // A vector with few reads is assigned to the file with more free registers. For any other
-    // vector, the choice depends first on the operands that are read together with it, and then on
-    // the number of reads by each pipe from each file.
+    // vector, the choice depends first on the operands that are read together with the vector, and
+    // then on the number of reads by each pipe from each file.
     const auto difference = [](std::uint64_t x, std::uint64_t y) { return x > y ? x - y : y - x; };
     std::array<std::uint64_t, 2> worse{count[0], count[1]};
     const bool isCold = readsOf(g) * 8 < readsOf(order[0]);

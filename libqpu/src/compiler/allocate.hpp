@@ -1,7 +1,7 @@
 // Register allocation for vectors that are live across blocks. The scheduler assigns registers to
 // all other vectors.
 //
-// The algorithm is greedy graph colouring in order of priority: Fred C. Chow and John L.
+// The algorithm is greedy graph colouring in order of priority. Reference: Fred C. Chow and John L.
 // Hennessy, "The Priority-Based Coloring Approach to Register Allocation", 1990. Live ranges are
 // sets of complete blocks.
 #ifndef QPU_SRC_COMPILER_ALLOCATE_HPP

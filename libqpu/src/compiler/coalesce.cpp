@@ -14,9 +14,9 @@ bool isCopy(const Operation& o) {
          o.target != Operation::kNone;
 }
 
-// The part of a live range from one write to the next. Operation n reads at position 2 n and
-// writes at position 2 n + 1. A copy has the same value as its source, so one register may hold
-// both while both are live.
+// The part of a live range from one write to the next. Operation n reads at position 2 n and writes
+// at position 2 n + 1. A copy has the same value as its source, so one register may hold both of
+// them while they are live.
 struct Segment {
   std::uint32_t from;
   std::uint32_t to;  // exclusive
@@ -245,7 +245,8 @@ class CopyCoalescer {
     f_.qpuNumber = classOf(f_.qpuNumber);
   }
 
-  // Redirects each jump to an empty block to that block's target, and removes unreachable blocks.
+  // If a jump leads to an empty block, redirects the jump to the target of the empty block. Then
+  // removes unreachable blocks.
   void threadJumps() {
     const auto end = [this](std::uint32_t b) {
       for (std::size_t steps = 0; steps < f_.blocks.size(); ++steps) {
@@ -302,7 +303,7 @@ class CopyCoalescer {
   Function& f_;
   std::vector<Copy> copies_;
   std::vector<bool> related_;
-  std::vector<bool> inSeveralBlocks_;  // indexed by register: whether it is written in several blocks
+  std::vector<bool> inSeveralBlocks_;  // indexed by register: true if several blocks write it
   std::vector<std::uint32_t> bit_;
   std::vector<Vreg> globals_;
   std::size_t words_ = 0;

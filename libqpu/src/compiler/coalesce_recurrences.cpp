@@ -29,7 +29,7 @@ class RecurrenceCoalescer {
   }
 
  private:
-  // The positions of a later read and the next write of a register that is live across blocks.
+  // The positions of a later read and of the next write of a register that is live across blocks.
   struct NextAccess {
     std::uint32_t read = kNever;  // a read before the next write, or kNever
     std::uint32_t write = kNever;
@@ -59,8 +59,8 @@ class RecurrenceCoalescer {
       std::size_t side = 0;
       for (Operand* operand : {&o.a, &o.b}) {
         if (operand->isRegister() && replaced_[operand->value].by != kNever) {
-          // Another register replaces the operand, so the next write to that register is the one
-          // that matters.
+          // Another register replaces the operand, so the position of the next write to the other
+          // register is needed.
           next[side] = {lastRead_[operand->value] > i ? lastRead_[operand->value] : kNever,
                         replaced_[operand->value].write};
           operand->value = replaced_[operand->value].by;
@@ -86,7 +86,7 @@ class RecurrenceCoalescer {
   }
 
   struct Replacement {
-    std::uint32_t by;     // the register that replaces this one
+    std::uint32_t by;     // the register that replaces this register
     std::uint32_t write;  // the position at which that register is next written
   };
 

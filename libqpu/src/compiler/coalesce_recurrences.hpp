@@ -1,5 +1,5 @@
-// Coalescing of recurrences such as sum = sum + x. In SSA form, the sums on the two sides of this
-// assignment have separate registers.
+// Coalescing of recurrences such as sum = sum + x. In SSA form, the old sum and the new sum have
+// separate registers.
 #ifndef QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 #define QPU_SRC_COMPILER_COALESCE_RECURRENCES_HPP
 

@@ -15,10 +15,10 @@ namespace qpu::compiler {
 namespace {
 
 constexpr std::uint32_t kLeastRegisters = 7;  // the lowest register limit for which spilling is tried
-// How the DMA transfers of several QPUs overlap is known only at run time, but when many QPUs run,
-// they wait for the busier DMA engine. Code that the front end has optimised and that contains
-// spills is therefore used only if its DMA time on the busier engine is at most this fraction of
-// the DMA time of unoptimised code. Unoptimised code has the same transfers as code at level 0.
+// The overlap of the DMA transfers of several QPUs is known only at run time. If many QPUs run,
+// however, they wait for the busier DMA engine. Optimised code that contains spills is therefore
+// used only if its DMA time on the busier engine is at most this fraction of the DMA time of
+// unoptimised code. Unoptimised code has the same transfers as code at level 0.
 constexpr double kMostDmaTime = 0.9;
 
 // Thrown if there are not enough registers even after spilling.
@@ -47,8 +47,8 @@ Emitted emitWithCost(Function function, const Options& options) {
     std::optional<Emitted> emitted = emitWithoutSpilling(function, options);
     if (emitted) return std::move(*emitted);
   }
-  // Rematerialisation costs less than spilling to memory, and it is possible in every kernel. A
-  // lower limit leaves more registers to the scheduler but results in more spill code.
+  // Rematerialisation costs less than spilling to memory and is possible in every kernel. A lower
+  // register limit leaves more registers to the scheduler but results in more spill code.
   for (const bool memory : {false, true}) {
     if (memory && function.usesVpmByHand) break;
     if (memory && (function.keepsWriteWindow || function.mergesStores)) throw SpillsNeeded();
@@ -99,8 +99,8 @@ code::Object emit(Function function, const Options& options) {
 code::Object compile(const detail::Source& source, const Options& options) {
   std::optional<Emitted> best;
   std::optional<OutOfRegisters> failure;
-  // The front end's optimisations change which vectors are spilled. Code from a lower level of the
-  // front end may be faster.
+  // The front end's optimisations change which vectors are spilled, so code from a lower level of
+  // the front end may be faster.
   for (int front = options.level; front >= 0 && (!best || best->hasSpilled); --front) {
     try {
       Emitted other = compileAt(source, options, front);

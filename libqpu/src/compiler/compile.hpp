@@ -22,8 +22,8 @@ struct Options {
   bool mergeStores = true;
 };
 
-// emit() throws this if a function must spill although the function keeps its write window or
-// merges its stores.
+// emit() throws SpillsNeeded if a function must spill although it keeps its write window or merges
+// its stores.
 struct SpillsNeeded {};
 
 // The front end (lower*.cpp, optimise*.cpp, select.cpp) translates the source to optimised

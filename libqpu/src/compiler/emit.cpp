@@ -1,5 +1,5 @@
 // Emits machine code block by block. Branches are moved up so that instructions from their own
-// block fill the delay slots: Thomas R. Gross and John L. Hennessy, "Optimizing Delayed
+// block fill the delay slots. Reference: Thomas R. Gross and John L. Hennessy, "Optimizing Delayed
 // Branches", 1982.
 #include "compiler/emit.hpp"
 

@@ -19,7 +19,7 @@ struct Emitted {
   bool hasSpilled = false;  // also true if a vector was rematerialised
 };
 
-// Returns nothing if there are not enough registers.
+// Returns std::nullopt if there are not enough registers.
 std::optional<Emitted> emitWithoutSpilling(const Function& function, const Options& options);
 
 }  // namespace qpu::compiler

@@ -1,5 +1,5 @@
-// The flags that a comparison sets, both in the elements where it holds and in the other elements,
-// and the flags after a combination of comparisons.
+// The possible flags after a comparison and after a combination of comparisons, both for the
+// elements where the condition is true and for the other elements.
 #ifndef QPU_SRC_COMPILER_FLAGS_HPP
 #define QPU_SRC_COMPILER_FLAGS_HPP
 
@@ -11,8 +11,8 @@
 
 namespace qpu::compiler {
 
-// Sets of combinations of the flags N, Z and C. A combination is represented by bit 4 N + 2 Z +
-// C.
+// Two sets of combinations of the flags N, Z and C. Bit 4 N + 2 Z + C of a set represents a
+// combination.
 struct FlagSets {
   std::uint8_t yes = 0;  // combinations that are possible where the mask is true
   std::uint8_t no = 0;
@@ -47,7 +47,8 @@ constexpr std::uint8_t flagsOf(isa::Cond c) {
   return 0;
 }
 
-// Returns a condition that holds exactly where the mask is true, if such a condition exists.
+// Returns a condition that holds in exactly the elements where the mask is true, if such a
+// condition exists.
 constexpr std::optional<isa::Cond> condition(FlagSets f) {
   constexpr std::array<isa::Cond, 6> all = {isa::Cond::ZSet,   isa::Cond::ZClear,
                                             isa::Cond::NSet,   isa::Cond::NClear,
@@ -58,7 +59,7 @@ constexpr std::optional<isa::Cond> condition(FlagSets f) {
 }
 
 // Return the flags after two comparisons. The second comparison sets flags only in the elements
-// where the first one holds (for both()) or does not hold (for either()). The other elements keep
+// where the first comparison is true (for both()) or false (for either()). The other elements keep
 // the flags that the first comparison set.
 constexpr FlagSets both(FlagSets first, FlagSets second) {
   return {second.yes, static_cast<std::uint8_t>(first.no | second.no)};

@@ -9,7 +9,7 @@
 
 namespace qpu::compiler {
 
-// Returns nothing for operations that are not in the language.
+// Returns std::nullopt for operations that are not in the language.
 std::optional<std::uint32_t> fold(isa::AddOp op, std::uint32_t a, std::uint32_t b);
 std::optional<std::uint32_t> fold(isa::MulOp op, std::uint32_t a, std::uint32_t b);
 bool fold(ir::Test test, std::uint32_t a, std::uint32_t b);

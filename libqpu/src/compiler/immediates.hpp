@@ -25,7 +25,7 @@ struct WithConstant {
 inline WithConstant withConstant(isa::AddOp op, std::uint32_t bits) {
   if (isShift(op)) {
     bits &= 31U;
-    if (bits > 15) bits -= 32;  // this does not change the low five bits, which a shift uses
+    if (bits > 15) bits -= 32;  // a shift uses only the low five bits, which stay the same
   } else if (op == isa::AddOp::Add && !isImmediate(bits) && isImmediate(0U - bits)) {
     op = isa::AddOp::Sub;
     bits = 0U - bits;

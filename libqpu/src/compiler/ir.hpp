@@ -1,9 +1,10 @@
 // The front end's intermediate representation: basic blocks of values in static single assignment
-// (SSA) form. Ron Cytron, Jeanne Ferrante, Barry K. Rosen, Mark N. Wegman and F. Kenneth Zadeck,
-// "Efficiently Computing Static Single Assignment Form and the Control Dependence Graph", 1991.
+// (SSA) form. Reference: Ron Cytron, Jeanne Ferrante, Barry K. Rosen, Mark N. Wegman and F. Kenneth
+// Zadeck, "Efficiently Computing Static Single Assignment Form and the Control Dependence Graph",
+// 1991.
 //
 // The source is structured, so all loops are known. Blocks are numbered so that each definition
-// precedes its uses; only phi arguments can be defined later.
+// precedes its uses. Only phi arguments can be defined after they are used.
 #ifndef QPU_SRC_COMPILER_IR_HPP
 #define QPU_SRC_COMPILER_IR_HPP
 
@@ -20,21 +21,21 @@ using Value = std::uint32_t;
 constexpr Value kNone = UINT32_MAX;
 
 enum class Kind : std::uint8_t {
-  Constant,   // the constant `bits`; in no block
+  Constant,   // the constant `bits`; belongs to no block
   Literal,    // the constant `bits`, loaded into a register
-  Uniform,    // uniform number `bits`; in no block, available from the start
+  Uniform,    // uniform number `bits`; belongs to no block, available from the start
   Element,    // the element numbers 0..15
-  Alu,        // operation `add` of the ADD pipe on a and b
-  Mul,        // operation `mul` of the MUL pipe on a and b
-  Rotate,     // a rotated to higher element numbers by the low four bits of b's element 0
-  Broadcast,  // element `bits` of a, in all elements
-  Sfu,        // special function `bits` of a
-  Select,     // a where mask c holds, b elsewhere
-  Compare,    // a mask: the result of `test` on a and b
+  Alu,        // operation `add` of the ADD pipe on operands a and b
+  Mul,        // operation `mul` of the MUL pipe on operands a and b
+  Rotate,     // operand a, rotated to higher element numbers by the low four bits of element 0 of b
+  Broadcast,  // element number `bits` of operand a, copied to all elements
+  Sfu,        // the special function with address `bits`, applied to operand a
+  Select,     // operand a where mask c is true, and operand b elsewhere
+  Compare,    // a mask: the result of `test` on operands a and b
   MaskAnd, MaskOr, MaskNot,
-  Phi,        // `bits` is its index in Graph::phis
+  Phi,        // `bits` is the phi's index in Graph::phis
   Load,       // 16 words from the address in element 0 of a, through TMU `unit`; lowered to Effects
-  Effect      // `op` on a, with `bits` and `unit`; effects stay in order
+  Effect      // `op` on operand a, with `bits` and `unit`; effects stay in order
 };
 
 // The other comparisons are expressed with exchanged operands or with MaskNot. Two floats are equal
@@ -116,8 +117,8 @@ inline bool isMask(Kind k) {
 inline bool hasResult(const Instruction& i) {
   return i.kind != Kind::Effect || i.op == Op::TmuReceive || i.op == Op::VpmRead;
 }
-// Returns true if the instruction is pure: its result depends only on its operands, and it has no
-// side effects.
+// Returns true if the instruction is pure. The result of a pure instruction depends only on its
+// operands, and the instruction has no side effects.
 inline bool isPure(const Instruction& i) {
   return i.kind != Kind::Effect && i.kind != Kind::Load && i.kind != Kind::Phi;
 }

@@ -24,7 +24,7 @@ bool commutes(AddOp op) {
     case AddOp::And:
     case AddOp::Or:
     case AddOp::Xor: return true;
-    // Fadd is not commutative: an infinite sum has the sign of the second operand.
+    // Fadd is not commutative, because an infinite sum has the sign of the second operand.
     default: return false;
   }
 }

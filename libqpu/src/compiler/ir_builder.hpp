@@ -1,8 +1,8 @@
 // Builds values of the intermediate representation. The builder also folds constants, simplifies
 // operations algebraically and eliminates common subexpressions.
 //
-// Common subexpressions are found with scoped hash-based value numbering: Preston Briggs, Keith
-// D. Cooper and L. Taylor Simpson, "Value Numbering", 1997.
+// Common subexpressions are found with scoped hash-based value numbering. Reference: Preston
+// Briggs, Keith D. Cooper and L. Taylor Simpson, "Value Numbering", 1997.
 #ifndef QPU_SRC_COMPILER_IR_BUILDER_HPP
 #define QPU_SRC_COMPILER_IR_BUILDER_HPP
 
@@ -41,7 +41,7 @@ class IrBuilder {
 
   ir::Value load(ir::Value address, std::uint8_t unit);
   ir::Value effect(Op op, ir::Value a = ir::kNone, std::uint32_t bits = 0, std::uint8_t unit = 0);
-  // Adds a phi that has no arguments yet to the block.
+  // Adds to the block a phi that has no arguments yet.
   ir::Value phi(std::uint32_t block);
 
   // forget(m) ends the scope that began with m = mark(). Values built in this scope are not reused.

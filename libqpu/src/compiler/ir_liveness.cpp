@@ -55,7 +55,8 @@ void IrLiveness::findGlobals() {
     if (block.condition != kNone)
       forUsed(graph_, block.condition, [&](Value o) { use(b, o); });
     for (const Value phi : block.phis) {
-      // A phi argument is live at the end of the predecessor, even if the predecessor defines it.
+      // A phi argument is live at the end of the predecessor, even if the predecessor defines the
+      // argument.
       for (const Value o : graph_.arguments(phi))
         if (!graph_.isConstant(o)) use(kNone - 1, o);
     }

@@ -40,8 +40,8 @@ class IrLiveness {
   std::uint32_t pressure(std::uint32_t block) const { return pressure_[block]; }
   // Returns the maximum number of values that are live at the same time in any block of the loop.
   std::uint32_t pressure(const ir::Loop& loop) const;
-  // Returns the values that are live where the block's register pressure is highest. The point with
-  // the highest pressure is before body[position].
+  // Returns the values that are live at the point where the block's register pressure is highest.
+  // Sets `position` so that this point is before body[position].
   std::vector<ir::Value> atPeak(std::uint32_t block, std::size_t& position) const;
 
   bool isLiveIn(std::uint32_t block, ir::Value v) const { return test(in_, block, v); }

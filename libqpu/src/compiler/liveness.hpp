@@ -1,6 +1,6 @@
-// Live-variable analysis: which virtual registers are live at the start and at the end of each
-// block. Alfred V. Aho, Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman, "Compilers: Principles,
-// Techniques, and Tools", 2006, section 9.2.
+// Live-variable analysis, which finds the virtual registers that are live at the start and at the
+// end of each block. Reference: Alfred V. Aho, Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman,
+// "Compilers: Principles, Techniques, and Tools", 2006, section 9.2.
 #ifndef QPU_SRC_COMPILER_LIVENESS_HPP
 #define QPU_SRC_COMPILER_LIVENESS_HPP
 
@@ -28,7 +28,7 @@ class Bits {
     }
     return fresh != 0;
   }
-  // Sets this set to use + (out - def). Returns true if the set has changed.
+  // Replaces this set with use + (out - def). Returns true if the set has changed.
   bool flow(const Bits& use, const Bits& out, const Bits& def) {
     std::uint64_t changed = 0;
     for (std::size_t w = 0; w < words_.size(); ++w) {
@@ -74,8 +74,8 @@ Successors successors(const Block& block);
 struct Liveness {
   static constexpr std::uint32_t kLocal = UINT32_MAX;
   std::vector<Vreg> globals;            // the registers that are live across blocks
-  std::vector<std::uint32_t> indexOf;   // indexed by register: its index in `globals`, or kLocal
-  // Indexed by block: the elements of `globals` that are live at its start.
+  std::vector<std::uint32_t> indexOf;   // indexed by register: index in `globals`, or kLocal
+  // Indexed by block: the elements of `globals` that are live at the start of the block.
   std::vector<Bits> in;
   std::vector<Bits> out;
 

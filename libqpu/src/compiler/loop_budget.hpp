@@ -1,4 +1,4 @@
-// Register pressure of loops, for passes that reduce work at the cost of registers.
+// The register pressure of loops, for passes that save operations but need more registers.
 #ifndef QPU_SRC_COMPILER_LOOP_BUDGET_HPP
 #define QPU_SRC_COMPILER_LOOP_BUDGET_HPP
 

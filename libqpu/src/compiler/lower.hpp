@@ -1,6 +1,6 @@
 // Lowers a kernel's source to the intermediate representation. The source is structured, so SSA
-// form is built in one pass: Marc M. Brandis and Hanspeter Moessenboeck, "Single-Pass Generation
-// of Static Single-Assignment Form for Structured Languages", 1994.
+// form is built in one pass. Reference: Marc M. Brandis and Hanspeter Moessenboeck, "Single-Pass
+// Generation of Static Single-Assignment Form for Structured Languages", 1994.
 #ifndef QPU_SRC_COMPILER_LOWER_HPP
 #define QPU_SRC_COMPILER_LOWER_HPP
 

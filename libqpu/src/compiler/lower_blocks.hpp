@@ -27,13 +27,13 @@ class BlockBuilder {
   void branch(ir::Value mask, bool all, std::uint32_t yes, std::uint32_t no);
 
   std::uint32_t loop() const { return loop_; }
-  // Starts a loop. The loop contains the blocks that are placed until endLoop(). Returns the
-  // enclosing loop.
+  // Starts a loop. The loop contains the blocks that are placed before endLoop() is called. Returns
+  // the enclosing loop.
   std::uint32_t beginLoop(const ir::Loop& loop);
   void endLoop(std::uint32_t outer) { loop_ = outer; }
 
   // Sets the variables at the start of the current block. variables[i] is set to first[i] if
-  // control came from one of the block's first `count` predecessors, and second[i] otherwise.
+  // control came from one of the block's first `count` predecessors, and to second[i] otherwise.
   void merge(const std::vector<std::uint32_t>& variables, std::size_t count, const std::vector<ir::Value>& first,
              const std::vector<ir::Value>& second);
   std::vector<ir::Value> valuesOf(const std::vector<std::uint32_t>& variables) const;

@@ -1,6 +1,6 @@
 // Branches on scalar conditions. `And` and `Or` become separate branches (short-circuit
-// evaluation): Alfred V. Aho, Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman, "Compilers:
-// Principles, Techniques, and Tools", 2006, section 6.6.
+// evaluation). Reference: Alfred V. Aho, Monica S. Lam, Ravi Sethi and Jeffrey D. Ullman,
+// "Compilers: Principles, Techniques, and Tools", 2006, section 6.6.
 #ifndef QPU_SRC_COMPILER_LOWER_CONDITIONS_HPP
 #define QPU_SRC_COMPILER_LOWER_CONDITIONS_HPP
 

@@ -24,7 +24,7 @@ struct LowerContext {
 
   const detail::Source& source;
   const bool optimise;
-  const bool mergesStores;  // merges stores to adjacent addresses into one DMA transfer
+  const bool mergesStores;  // if true, stores to adjacent addresses are merged
   const detail::GatherPlan gathers;
   const KernelFacts facts;
   ir::Graph graph;

@@ -35,7 +35,7 @@ class ExpressionLowering {
   MemoryLowering& memory_;
   const detail::Statement* statement_ = nullptr;
   std::uint32_t serial_ = 0;
-  // Indexed by expression: serial number of the last statement that evaluated it.
+  // Indexed by expression: serial number of the last statement that evaluated the expression.
   std::vector<std::uint32_t> computedIn_;
   std::vector<ir::Value> valueOf_;
 };

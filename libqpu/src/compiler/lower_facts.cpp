@@ -50,7 +50,7 @@ bool hasLoad(const Source& source, std::vector<char>& used) {
     if (used[i] == 0) continue;
     const Expression& e = source.expressions[i];
     if (e.op == detail::Op::Load) return true;
-    used[e.a] = used[e.b] = 1;  // both are 0 if e is a leaf; expression 0 is also a leaf
+    used[e.a] = used[e.b] = 1;  // if e is a leaf, e.a and e.b are 0; expression 0 is also a leaf
   }
   return false;
 }

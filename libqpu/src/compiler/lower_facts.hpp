@@ -28,7 +28,7 @@ KernelFacts findFacts(const detail::Source& source);
 enum class Hidden : std::uint8_t {
   StoreSetup,       // setup word for the next store
   WriteWindow,      // VPM window for the next store, unless all stores use the same window
-  Outstanding,      // outstanding gathers, if their number is not known at compile time
+  Outstanding,      // number of outstanding gathers, if it is not known at compile time
   HandWriteWindow,  // current setups of a kernel that sets up the VPM itself
   HandStoreSetup,
   HandLoadSetup,
@@ -56,7 +56,7 @@ class Summariser {
 
   std::uint32_t variables_;
   bool countsGathers_;
-  std::vector<std::uint32_t> assignedIn_;  // indexed by variable: the last summary that lists it
+  std::vector<std::uint32_t> assignedIn_;  // indexed by variable: last summary with this variable
   std::uint32_t summaries_ = 0;
 };
 

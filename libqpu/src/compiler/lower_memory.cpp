@@ -213,8 +213,8 @@ Value MemoryLowering::load(const Statement& s, Value address) {
          "the load may read memory that an earlier store has changed, so it goes through the VPM. "
          "Before this load, read all vectors that vpmSetupRead has announced");
   waitForStore();
-  // The kernel's own DMA load may still be in progress. A second load must not start before it
-  // ends.
+  // The kernel's own DMA load may still be in progress. A second load must not start before the
+  // first load ends.
   if (c_.facts.vpmByHand) c_.builder.effect(Op::DmaLoadWait);
   c_.builder.effect(Op::VpmReadSetup, loadSetup_);
   c_.builder.effect(Op::DmaLoadStart, address);

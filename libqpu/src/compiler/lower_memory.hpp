@@ -1,8 +1,8 @@
 // Lowers loads and stores, which go through the TMUs or through the VPM and its DMA engines.
 //
-// Stores to adjacent addresses can be merged into one DMA transfer. Merging is superword-level
-// parallelism for memory accesses only: Samuel Larsen and Saman Amarasinghe, "Exploiting Superword
-// Level Parallelism with Multimedia Instruction Sets", 2000.
+// Stores to adjacent addresses can be merged into one DMA transfer. This merging applies
+// superword-level parallelism to memory accesses only. Reference: Samuel Larsen and Saman
+// Amarasinghe, "Exploiting Superword Level Parallelism with Multimedia Instruction Sets", 2000.
 #ifndef QPU_SRC_COMPILER_LOWER_MEMORY_HPP
 #define QPU_SRC_COMPILER_LOWER_MEMORY_HPP
 
@@ -17,13 +17,14 @@
 
 namespace qpu::compiler {
 
-// A constant plus a sum of values that are each multiplied by a factor. All arithmetic is modulo
-// 2^32.
+// The sum of a constant and of values, each of which is multiplied by a factor. All arithmetic is
+// modulo 2^32.
 struct LinearSum {
   std::map<ir::Value, std::uint32_t> times;
   std::uint32_t constant = 0;
 
-  // Adds `factor` times v. If v is the result of additions and shifts, adds their operands instead.
+  // Adds the product of `factor` and v. If v is the result of additions and shifts, adds the
+  // operands of these operations instead.
   void add(const ir::Graph& graph, ir::Value v, std::uint32_t factor, int depth = 0);
   bool operator==(const LinearSum& o) const { return constant == o.constant && times == o.times; }
 };
@@ -60,7 +61,7 @@ class MemoryLowering {
   void prepare();
   ir::Value load(const detail::Statement& s, ir::Value address);
   void store(const detail::Statement& s, ir::Value value, ir::Value address, ir::Value limit);
-  // Emits the stores that have been deferred so that they can be merged.
+  // Emits the stores that were deferred for merging.
   void flushStores();
   void waitForStore();
 

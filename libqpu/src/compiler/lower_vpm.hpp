@@ -1,7 +1,8 @@
 // Analyses kernels that set up the VPM themselves ("by hand"). If the compiler itself uses the VPM
 // for one of the kernel's loads or stores, it must restore some of the kernel's setups afterwards.
 // The analysis determines which setups must be restored. The method is a backward and a forward
-// data-flow analysis: Gary A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
+// data-flow analysis. Reference: Gary A. Kildall, "A Unified Approach to Global Program
+// Optimization", 1973.
 #ifndef QPU_SRC_COMPILER_LOWER_VPM_HPP
 #define QPU_SRC_COMPILER_LOWER_VPM_HPP
 
@@ -31,7 +32,7 @@ struct VpmNeeds {
 };
 
 struct VpmByHand {
-  // For each statement, the setups that are live after it or within it, indexed by Site::number.
+  // Indexed by Site::number: the setups that are live after the statement or within it.
   std::vector<VpmNeeds> needs;
   // Indexed by Site::number: true if vectors that vpmSetupRead announced may still be unread when
   // the statement starts.

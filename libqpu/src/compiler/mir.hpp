@@ -32,22 +32,22 @@ struct Operand {
 };
 
 enum class Op : std::uint8_t {
-  Add,             // operation `add` of the ADD pipe on a and b
-  Mul,             // operation `mul` of the MUL pipe on a and b
-  Move,            // a, through either pipe; a may be an Immediate
+  Add,             // operation `add` of the ADD pipe on operands a and b
+  Mul,             // operation `mul` of the MUL pipe on operands a and b
+  Move,            // copies operand a, which may be an Immediate, through either pipe
   Load,            // the 32-bit word `constant`
   LoadPerElement,  // `constant` in the per-element form, which gives each element a number 0..3, such as index() & 3
   ElementNumber,   // the element numbers 0..15
   Uniform,         // the next word of the uniform stream; allowed only at the start of the entry block, in order
-  Rotate,          // a rotated to higher element numbers by b, which is an Immediate 1..15 or a register's element 0
-  Broadcast,       // element `constant` (0..15) of a, in all elements
-  Sfu,             // special function of a; `constant` is its address, kSfuRecip or one of the following
-  TmuRequest,      // sends the addresses a to TMU `unit`
+  Rotate,          // operand a, rotated to higher element numbers by b (an Immediate 1..15 or element 0 of a register)
+  Broadcast,       // element number `constant` (0..15) of operand a, copied to all elements
+  Sfu,             // special function of operand a; `constant` is the function's address, kSfuRecip or a following one
+  TmuRequest,      // sends the addresses in operand a to TMU `unit`
   TmuReceive,      // the oldest result from TMU `unit`
-  VpmReadSetup,    // writes setup word a, also for DMA loads; `constant` is unused
-  VpmWriteSetup,   // writes setup word a, also for DMA stores
+  VpmReadSetup,    // writes operand a as a setup word, also for DMA loads; `constant` is unused
+  VpmWriteSetup,   // writes operand a as a setup word, also for DMA stores
   VpmRead, VpmWrite,
-  DmaLoadStart, DmaStoreStart,  // start a transfer at address a
+  DmaLoadStart, DmaStoreStart,  // start a transfer at the address in operand a
   DmaLoadWait, DmaStoreWait,
   SemaphoreAcquire, SemaphoreRelease,  // use the semaphore with the number `constant`
   MutexAcquire, MutexRelease,
@@ -58,11 +58,11 @@ enum class Op : std::uint8_t {
 // - An operation under a condition other than Always changes only the elements where the
 //   condition holds. A conditional operation therefore also reads its target register. Only Add,
 //   Mul, Move and Load can have conditions.
-// - An operation with `setsFlags` and without a target is a comparison. Flags are live until the
-//   next operation that sets them. Flags are not live across blocks; the last operation that can
-//   read them is the branch at the end of the block. An operation under a condition sets the flags
+// - An operation that has `setsFlags` but no target is a comparison. Flags are live until the next
+//   operation that sets them. Flags are not live across blocks. The last operation that can read
+//   the flags is the branch at the end of the block. An operation under a condition sets the flags
 //   of only those elements where the condition holds.
-// - Registers are not in SSA form: several operations may write the same register.
+// - Registers are not in SSA form, so several operations may write the same register.
 // - The operations in each of these groups keep their order:
 //   - the operations of one TMU;
 //   - VpmReadSetup, VpmRead, DmaLoadStart and DmaLoadWait;
@@ -106,7 +106,7 @@ struct Block {
 struct Function {
   std::string name;
   std::uint32_t parameters = 0;
-  std::vector<code::Uniform> uniforms;  // one per Op::Uniform, in the same order
+  std::vector<code::Uniform> uniforms;  // one for each Op::Uniform, in the same order
   Vreg registers = 0;                   // the number of virtual registers, which are numbered from 0
   std::vector<Block> blocks;            // block 0 is the entry block
   std::vector<code::Site> sites;
@@ -117,8 +117,8 @@ struct Function {
   // A single VpmWriteSetup at the start of the kernel applies to the VpmWrites in all blocks.
   // Vectors therefore cannot be spilled to memory.
   bool keepsWriteWindow = false;
-  // Stores to adjacent addresses are merged, which makes the live ranges of their vectors longer.
-  // Merging is not worthwhile if it causes spills.
+  // Stores to adjacent addresses are merged, which makes the live ranges of the stored vectors
+  // longer. Merging is not worthwhile if it causes spills.
   bool mergesStores = false;
   // The VPM row that a QPU uses for spills is spillRow + QPU number * spillRowStride.
   std::uint32_t spillRow = 0;

@@ -10,7 +10,7 @@
 
 namespace qpu::compiler {
 
-// Replaces each phi whose arguments are all the same value with this value.
+// Replaces each phi whose arguments are all the same value with that value.
 void simplifyPhis(ir::Graph& graph);
 
 // Removes the values on which no side effect depends.
@@ -41,7 +41,7 @@ void hoistInvariants(ir::Graph& graph, std::uint32_t limit);
 void reduceStrength(ir::Graph& graph, std::uint32_t limit);
 
 // Constant hoisting: moves the loads of constants that need a register out of the loops that use
-// them, as long as at most `limit` values are live in the loop.
+// the constants, as long as at most `limit` values are live in the loop.
 void hoistConstants(ir::Graph& graph, std::uint32_t limit);
 
 }  // namespace qpu::compiler

@@ -1,5 +1,6 @@
-// Constant hoisting: constants that need a register are loaded before the loops that use them.
-// LLVM's ConstantHoisting pass does the same for constants that are expensive to materialise.
+// Constant hoisting: constants that need a register are loaded before the loops that use the
+// constants. LLVM's ConstantHoisting pass does the same for constants that are expensive to
+// materialise.
 #include <algorithm>
 #include <unordered_map>
 
@@ -40,7 +41,7 @@ class ConstantHoisting {
   void loop(std::uint32_t n) {
     const Loop l = graph_.loops[n];
     std::unordered_map<std::uint32_t, double> weights;
-    // Indexed by constant: the block in which it was last counted.
+    // Indexed by constant: the block in which the constant was last counted.
     std::unordered_map<std::uint32_t, std::uint32_t> last;
     double frequency = 1;
     for (std::uint32_t b = l.header; b <= l.last; ++b) {

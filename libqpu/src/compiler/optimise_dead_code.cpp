@@ -1,6 +1,6 @@
-// Dead code elimination and removal of redundant phis: Ron Cytron, Jeanne Ferrante, Barry K. Rosen, Mark N. Wegman and
-// F. Kenneth Zadeck, "Efficiently Computing Static Single Assignment Form and the Control Dependence Graph", 1991;
-// Matthias Braun et al., "Simple and Efficient Construction of Static Single Assignment Form", 2013.
+// Dead code elimination and removal of redundant phis. References: Ron Cytron, Jeanne Ferrante, Barry K. Rosen, Mark N.
+// Wegman and F. Kenneth Zadeck, "Efficiently Computing Static Single Assignment Form and the Control Dependence Graph",
+// 1991; Matthias Braun et al., "Simple and Efficient Construction of Static Single Assignment Form", 2013.
 #include "compiler/optimise.hpp"
 
 #include <algorithm>
@@ -14,7 +14,8 @@ using ir::Value;
 
 namespace {
 
-// Returns the last value in the chain of replacements of v. Compresses the paths in `replaced`.
+// Returns the last value in the chain of replacements of v. Also shortens the chains in `replaced`
+// (path compression).
 Value resolve(std::vector<Value>& replaced, Value v) {
   Value last = v;
   while (replaced[last] != kNone) last = replaced[last];

@@ -1,5 +1,6 @@
-// Loop-invariant code motion, limited by register pressure: Alfred V. Aho, Monica S. Lam, Ravi
-// Sethi and Jeffrey D. Ullman, "Compilers: Principles, Techniques, and Tools", 2006, section 9.5.
+// Loop-invariant code motion, limited by register pressure. Reference: Alfred V. Aho, Monica S.
+// Lam, Ravi Sethi and Jeffrey D. Ullman, "Compilers: Principles, Techniques, and Tools", 2006,
+// section 9.5.
 #include <utility>
 
 #include "compiler/loop_budget.hpp"

@@ -1,6 +1,6 @@
 // Rematerialisation on the intermediate representation: if there are not enough registers to keep
-// all values, cheap values are recomputed where they are used. Preston Briggs, Keith D. Cooper
-// and Linda Torczon, "Rematerialization", 1992.
+// all values, cheap values are recomputed where they are used. Reference: Preston Briggs, Keith D.
+// Cooper and Linda Torczon, "Rematerialization", 1992.
 #include <algorithm>
 #include <unordered_map>
 #include <utility>
@@ -48,9 +48,9 @@ class Rematerialiser {
     return f;
   }
 
-  // Returns the number of operations that compute v from constants and from values that are live
-  // anyway at the point of highest register pressure (the peak). Returns more than kMostCost if v
-  // cannot be computed from these values.
+  // Returns the number of operations that compute v from constants and from values that are live in
+  // any case at the point of highest register pressure (the peak). If v cannot be computed from
+  // these values, returns a number greater than kMostCost.
   std::uint32_t costOf(Value v, unsigned depth) const {
     const Instruction& i = graph_.values[v];
     switch (i.kind) {
@@ -105,7 +105,7 @@ class Rematerialiser {
     bool any = false;
     for (const Choice& c : choices) {
       if (needed == 0) break;
-      // An operand of a chosen value must stay live, so it is not chosen itself.
+      // An operand of a chosen value must stay live, so the operand is not chosen itself.
       if (isOperandOfChosen(c.value)) continue;
       const std::uint32_t cost = costOf(c.value, 0);
       if (cost > kMostCost) continue;
@@ -195,8 +195,8 @@ class Rematerialiser {
     return false;
   }
 
-  // Inserts the recomputations. Each block that uses a chosen value recomputes it once. In the
-  // block that contains the peak, the uses after the peak get a separate recomputation.
+  // Inserts the recomputations. Each block that uses a chosen value recomputes the value once. In
+  // the block that contains the peak, the uses after the peak get a separate recomputation.
   void rewrite() {
     for (std::uint32_t b = 0; b < graph_.blocks.size(); ++b) {
       std::vector<Value> body;
@@ -270,7 +270,7 @@ class Rematerialiser {
 
   Graph& graph_;
   const std::uint32_t limit_;
-  std::vector<char> isLive_;  // indexed by value: whether it is live at the peak
+  std::vector<char> isLive_;  // indexed by value: true if the value is live at the peak
   std::vector<char> chosen_;
   std::vector<std::uint32_t> needed_;
   std::uint32_t serial_ = 1;

@@ -1,5 +1,5 @@
-// Strength reduction: linear functions of an induction variable become induction variables. John
-// Cocke and Ken Kennedy, "An Algorithm for Reduction of Operator Strength", 1977.
+// Strength reduction: linear functions of an induction variable become induction variables.
+// Reference: John Cocke and Ken Kennedy, "An Algorithm for Reduction of Operator Strength", 1977.
 #include <algorithm>
 #include <map>
 #include <unordered_map>
@@ -233,8 +233,8 @@ class Reduction {
     if (!replaced.empty()) replaceAll(replaced, after ? 0 : l.header, after ? blocks : l.last + 1);
   }
 
-  // Returns true if v is the value that an induction variable built by this pass has in the next
-  // iteration.
+  // Returns true if v is the next iteration's value of an induction variable that this pass has
+  // built.
   bool isStep(Value v) const { return steps_.count(v) != 0; }
 
   Value append(std::uint32_t block, Instruction i) {
@@ -245,7 +245,7 @@ class Reduction {
     return v;
   }
 
-  // Replaces the instruction of v with phi + difference.
+  // Replaces the instruction that computes v with phi + difference.
   Value offset(Value v, Value phi, std::uint32_t difference) {
     Instruction& i = graph_.values[v];
     i.kind = Kind::Alu;
@@ -311,7 +311,7 @@ class Reduction {
   std::unordered_map<Value, Linear> linear_;
   std::unordered_map<Value, bool> roots_;
   std::unordered_map<Value, bool> steps_;
-  std::vector<std::uint32_t> lastUse_;  // indexed by value: the last block that uses it
+  std::vector<std::uint32_t> lastUse_;  // indexed by value: the last block that uses the value
 };
 
 }  // namespace

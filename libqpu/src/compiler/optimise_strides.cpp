@@ -1,7 +1,7 @@
 // Element strides: determines for each value whether its elements are equal or form an arithmetic
-// sequence. The pass is a data-flow analysis similar to the divergence analysis of SIMT programs:
-// Bruno Coutinho, Diogo Sampaio, Fernando Magno Quintao Pereira and Wagner Meira Jr., "Divergence
-// Analysis and Optimizations", 2011.
+// sequence. The pass is a data-flow analysis similar to the divergence analysis of SIMT programs.
+// Reference: Bruno Coutinho, Diogo Sampaio, Fernando Magno Quintao Pereira and Wagner Meira Jr.,
+// "Divergence Analysis and Optimizations", 2011.
 #include "compiler/optimise.hpp"
 
 namespace qpu::compiler {

@@ -46,7 +46,8 @@ std::vector<Writes> findWrites(const Function& f) {
 bool outlives(const Liveness& live, const Writes& writes, Vreg u, Vreg v, std::size_t b, std::size_t i) {
   if (writes.inSeveralBlocks || (writes.block != 0 && writes.block != b)) return false;
   if (writes.block == b && writes.count != 0) {
-    // In the block that writes u, u is available after its last use only if it is live out.
+    // In the block that writes u, u is available after its last use only if it is live at the end
+    // of the block.
     if (writes.last > i || !live.liveOut(b, u)) return false;
   } else if (!live.liveIn(b, u)) {
     return false;
@@ -79,8 +80,8 @@ std::vector<Rematerialisation> findRematerialisable(const Function& function, co
         r.operations += operand.operations;
         r.sources.insert(r.sources.end(), operand.sources.begin(), operand.sources.end());
       });
-      // If an operand is also rematerialised, its own sources must be available wherever this
-      // vector is used, which may be after the operand's last use.
+      // If an operand is also rematerialised, the operand's sources must be available at all uses
+      // of this vector, even at those after the operand's last use.
       const bool isPossible =
           r.operations <= kMostOperations &&
           std::all_of(r.sources.begin(), r.sources.end(),

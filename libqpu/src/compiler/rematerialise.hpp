@@ -1,6 +1,6 @@
 // Rematerialisation: determines which vectors can be recomputed where they are used instead of
-// being kept in a register or in memory. Preston Briggs, Keith D. Cooper and Linda Torczon,
-// "Rematerialization", 1992.
+// being kept in a register or in memory. Reference: Preston Briggs, Keith D. Cooper and Linda
+// Torczon, "Rematerialization", 1992.
 #ifndef QPU_SRC_COMPILER_REMATERIALISE_HPP
 #define QPU_SRC_COMPILER_REMATERIALISE_HPP
 
@@ -13,11 +13,12 @@
 namespace qpu::compiler {
 
 struct Rematerialisation {
-  // Number of operations needed, including those for rematerialised operands; 0 if impossible.
+  // Number of operations that are needed, including the operations for rematerialised operands. 0
+  // means that rematerialisation is impossible.
   std::uint32_t operations = 0;
   Operation definition;
-  // The computation's source vectors; each keeps its content while the rematerialised vector is
-  // live.
+  // The computation's source vectors. Each source keeps its content while the rematerialised vector
+  // is live.
   std::vector<Vreg> sources;
 };
 

@@ -15,10 +15,11 @@ namespace address = isa::address;
 constexpr std::size_t kMostScanned = 40;
 constexpr std::size_t kMostCandidates = 16;  // maximum number of examined operations that can issue
 constexpr int kMostFixed = 4;                // maximum number of operations that write r4 or r5
-// Maximum number of consecutive empty instructions; if more are needed, the schedule fails.
+// Maximum number of consecutive empty instructions. If more are needed, scheduling fails.
 constexpr int kMaxIdle = 16;
 constexpr int kIdleBeforeEviction = 3;
-// The latency of a register file may delay TMU requests by this number of instructions.
+// The maximum number of instructions by which the latency of a register file may delay TMU
+// requests.
 constexpr int kIdleBeforeReceive = 2;
 
 class ListScheduler {

@@ -1,6 +1,6 @@
 // List scheduling of a basic block. The priority of an operation is the length of its critical
-// path: Philip B. Gibbons and Steven S. Muchnick, "Efficient Instruction Scheduling for a
-// Pipelined Architecture", 1986.
+// path. Reference: Philip B. Gibbons and Steven S. Muchnick, "Efficient Instruction Scheduling for
+// a Pipelined Architecture", 1986.
 //
 // The scheduler chooses the order, the pairs of operations and the registers in one pass, one
 // instruction at a time. A single pass is necessary because two operations can issue together only
@@ -36,10 +36,10 @@ struct ScheduleOptions {
   // issued. With a window of 1, operations issue in source order.
   std::uint32_t window = 1;
   // AfterRequests: a TMU result is received only after the requests that precede the receive in
-  // source order, so that the number of requests in flight does not fall. Spread: the block's
+  // source order, so that the number of requests in flight does not decrease. Spread: the block's
   // last receive issues after all operations that do not depend on a receive, and a gap separates
-  // it from the previous receive. The scheduler ignores both rules if no other operation can
-  // issue.
+  // this receive from the previous receive. The scheduler ignores both rules if no other operation
+  // can issue.
   enum class Receives : std::uint8_t { Early, AfterRequests, Spread };
   Receives receives = Receives::Early;
   // An operation that waits for a DMA transfer issues only if no other operation can issue.
@@ -52,7 +52,7 @@ struct ScheduleOptions {
   std::uint64_t unreadable = 0;  // registers that the first instruction cannot read yet
 };
 
-// Returns no schedule if there are not enough registers for the chosen order.
+// Returns std::nullopt if there are not enough registers for the chosen order.
 std::optional<ScheduledBlock> schedule(const Graph& graph, const ScheduleOptions& options);
 
 }  // namespace qpu::compiler

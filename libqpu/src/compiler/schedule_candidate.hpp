@@ -32,7 +32,7 @@ struct Candidate {
   std::uint8_t files = kToNeither;   // the files to which the result can go
   bool choosesPlace = false;
   bool prefersAccumulator = false;
-  std::array<std::uint32_t, 2> reads{kNone, kNone};  // the values that it reads
+  std::array<std::uint32_t, 2> reads{kNone, kNone};  // the values that the candidate reads
   std::int32_t priority = 0;
 
   bool isCopy() const { return node == kNone; }
@@ -63,7 +63,7 @@ class CandidateList {
 struct CopyRequest {
   std::uint32_t value = kNone;
   std::uint32_t node = kNone;
-  std::uint8_t allowed = 0;  // kToA, kToB and kToNeither, which means an accumulator
+  std::uint8_t allowed = 0;  // a combination of kToA, kToB and kToNeither (an accumulator)
   std::int32_t priority = 0;
 };
 
@@ -86,8 +86,8 @@ class Planner {
   void keepRequests(std::size_t count) { requests_.resize(std::min(count, requests_.size())); }
 
  private:
-  // When a single instruction can read all operands from their registers: now, later, or only after
-  // a copy.
+  // States whether a single instruction can read all operands from their registers now, later, or
+  // only after a copy.
   enum class Operands : std::uint8_t { Readable, NotYet, NeedCopy };
 
   bool planSources(std::uint32_t n, const Node& node, Candidate& candidate);

@@ -21,8 +21,8 @@ class CopyPlanner {
   void evictR4(std::int32_t priority);
   // Adds candidates that move the values out of r4 and r5.
   void evictR4AndR5();
-  // If the value in r5 blocks the next broadcast, has many remaining reads and is read only by the
-  // ADD pipe, plans a copy that moves it out of r5. Returns false if no copy was planned.
+  // Plans a copy that moves the value out of r5 if the value blocks the next broadcast, has many
+  // remaining reads, and is read only by the ADD pipe. Returns false if no copy was planned.
   bool planVacateR5(Candidate& candidate) const;
 
  private:

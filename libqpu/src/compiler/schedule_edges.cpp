@@ -78,8 +78,8 @@ class EdgeBuilder {
   }
 
   // A live-out value is written to its home register only after all reads of the live-in value in
-  // that register. Bundler::isTargetFree() enforces this order. With these edges, the reads have at
-  // least the priority of the write.
+  // that register. Bundler::isTargetFree() enforces this order. These edges give the reads at least
+  // the priority of the write.
   void afterLiveInReads(std::uint32_t i, std::uint32_t value) {
     const std::uint32_t old = liveInValue(graph_.values[value].vreg);
     if (old == kNone) return;

@@ -43,8 +43,8 @@ std::vector<Event> eventsOf(const ScheduledBlock& block, std::size_t branch) {
   return events;
 }
 
-// Returns the number of rows per transfer. The function assumes that the vectors that the block
-// writes to the VPM or reads from it are distributed equally among the transfers.
+// Returns the number of rows per transfer. The vectors that the block writes to the VPM, or reads
+// from the VPM, are assumed to be distributed equally among the transfers.
 int rowsOf(const ScheduledBlock& block, isa::VpmSide vector, isa::VpmSide start) {
   int vectors = 0;
   int transfers = 0;

@@ -1,6 +1,6 @@
 // The dependence graph of the operations in a basic block, which is the input to the list
-// scheduler. Philip B. Gibbons and Steven S. Muchnick, "Efficient Instruction Scheduling for a
-// Pipelined Architecture", 1986.
+// scheduler. Reference: Philip B. Gibbons and Steven S. Muchnick, "Efficient Instruction Scheduling
+// for a Pipelined Architecture", 1986.
 #ifndef QPU_SRC_COMPILER_SCHEDULE_GRAPH_HPP
 #define QPU_SRC_COMPILER_SCHEDULE_GRAPH_HPP
 
@@ -18,9 +18,9 @@ constexpr std::uint32_t kNone = UINT32_MAX;
 // more requests.
 constexpr std::uint32_t kTmuDepth = 4;
 // Latencies that the scheduler assumes, in instructions of 4 clocks. The latencies correspond to
-// the default parameters of the emulator's model of a Pi 3 (docs/model.md); the comments name the
-// parameters. Wrong latencies only make code slower. The test `levels` compares them with the
-// model.
+// the default parameters of the emulator's model of a Pi 3 (docs/model.md). The comments name the
+// parameters. Wrong latencies only make code slower. The test `levels` compares the latencies with
+// the model.
 constexpr int kTmuLatency = 20;          // tmu_memory_clocks
 constexpr int kTmuRequest = 4;           // tmu_request_clocks
 constexpr int kSlowTmuLatency = 26;      // kTmuLatency and kTmuRequest at the upper bounds of their ranges
@@ -30,7 +30,7 @@ constexpr int kDmaStoreRow = 5;          // store_burst_ns and store_word_ns for
 constexpr int kDmaLoadSetup = 22;        // load_ns
 constexpr int kDmaLoadRow = 7;           // load_burst_ns and load_word_ns for 16 words
 
-// Latencies for the hazards that the manual describes, in instructions.
+// Latencies, in instructions, for the hazards that the manual describes.
 constexpr int kVpmReadLatency = 4;
 constexpr int kNoSwapLatency = 3;
 constexpr int kSfuLatency = 3;
@@ -69,7 +69,7 @@ struct Node {
   bool quadSource = false;  // the rotation stays within the first quad
   std::uint8_t rotate = 0;  // 1..15 or kRotateByR5
   std::uint8_t address = isa::address::kNop;  // the I/O address that is written instead of a register
-  std::uint8_t files = kToNeither;            // the files in which that address exists
+  std::uint8_t files = kToNeither;            // the files in which the I/O address exists
   std::uint8_t exclusive = 0;
   std::uint8_t unit = 0;
   Place result = kNowhere;  // kR4 or kR5 if the hardware writes the result to this register
@@ -111,7 +111,7 @@ struct Graph {
   std::vector<Node> nodes;
   std::vector<Value> values;
   std::vector<std::uint32_t> users;      // the nodes that read each value, sorted by value
-  std::vector<std::uint32_t> firstEdge;  // indexed by node: index of its first edge; one more entry for the end
+  std::vector<std::uint32_t> firstEdge;  // indexed by node: index of the node's first edge; one more entry for the end
   std::vector<Edge> edges;
   std::uint32_t lastFlags = kNone;       // the node that sets the flags for the branch
   bool branches = false;                 // true if the block ends with a conditional branch

@@ -404,10 +404,10 @@ class NodeBuilder {
   std::size_t position_ = 0;
   Vreg pendingTarget_ = Operation::kNone;
   std::vector<char> dead_;
-  // Indexed by operation: whether the target is updated before the next write of all its
-  // elements.
+  // Indexed by operation: true if the operation's target is updated before the next write of all
+  // its elements.
   std::vector<char> updated_;
-  std::vector<std::uint32_t> current_;   // indexed by register: the value that it holds
+  std::vector<std::uint32_t> current_;   // indexed by register: the value that the register holds
   std::vector<std::uint32_t> inR4OrR5_;  // the values that the hardware puts into r4 or r5
 };
 

@@ -17,7 +17,7 @@ struct Definition {
 
 struct BlockNodes {
   Graph graph;                           // the graph without its edges
-  std::vector<std::uint32_t> positions;  // indexed by node: position of its operation, or kNone
+  std::vector<std::uint32_t> positions;  // indexed by node: the operation's position, or kNone
   std::vector<Definition> definitions;   // indexed by value
   std::uint32_t noSwap = kNone;          // the node that sets TMU_NOSWAP
 };

@@ -45,9 +45,9 @@ class PressureTracker {
     for (std::uint32_t k = from; k < to; ++k) live_[k] = static_cast<std::int16_t>(live_[k] + by);
   }
 
-  std::vector<std::int16_t> live_;      // indexed by operation: counted values that are live after it in source order
+  std::vector<std::int16_t> live_;      // indexed by operation: counted values live after the operation in source order
   std::vector<char> isCounted_;         // indexed by value
-  std::vector<std::uint32_t> lastUse_;  // indexed by value: the last operation that uses it
+  std::vector<std::uint32_t> lastUse_;  // indexed by value: the last operation that uses the value
   std::int16_t capacity_ = 0;
 };
 

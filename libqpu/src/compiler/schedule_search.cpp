@@ -39,7 +39,7 @@ std::optional<ScheduledBlock> ScheduleSearch::run(std::uint32_t b, std::uint64_t
     std::optional<ScheduledBlock> result = schedule(graph, options);
     if (!result) continue;
     if (window == kWindows.front() && readsVpmOften(b)) {
-      // Try both settings of alternateFiles, because neither is always better.
+      // Try both settings of alternateFiles, because neither setting is always better.
       options.alternateFiles = true;
       std::optional<ScheduledBlock> other = schedule(graph, options);
       if (other && other->slots.size() < result->slots.size()) return other;

@@ -18,7 +18,7 @@ class ScheduleSearch {
       : function_(function), options_(options), live_(live), homes_(homes),
         inFlight_(findRequestsInFlight(function)) {}
 
-  // Returns the best schedule that was found, or nothing if there are not enough registers.
+  // Returns the best schedule that was found, or std::nullopt if there are not enough registers.
   // `unreadable` contains the registers that the instruction before the block may write.
   std::optional<ScheduledBlock> run(std::uint32_t b, std::uint64_t unreadable) const;
 

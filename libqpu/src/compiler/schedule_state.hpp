@@ -130,8 +130,8 @@ struct BlockState {
   const ScheduleOptions& options;
   std::vector<NodeState> nodes;
   std::vector<ValueState> values;
-  std::array<std::uint32_t, kPlaces> occupant{};   // indexed by register: the value that it holds
-  std::array<std::int32_t, kPlaces> readableAt{};  // indexed by register: first cycle in which it can be read
+  std::array<std::uint32_t, kPlaces> occupant{};   // indexed by register: the value in the register
+  std::array<std::int32_t, kPlaces> readableAt{};  // indexed by register: first cycle in which it is readable
   // Bit masks of the registers that any value of the block may use.
   std::uint32_t poolA = 0, poolB = 0;
   std::uint32_t freeA = 0, freeB = 0;

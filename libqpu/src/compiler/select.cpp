@@ -1,10 +1,10 @@
 // Instruction selection: translates the intermediate representation to machine operations. Masks
-// are not computed into registers: operations set the flags where a mask is needed, unless the
+// are not kept in registers. Instead, operations set the flags where a mask is needed, unless the
 // flags already represent the mask.
 //
-// Phis are eliminated with copies at the end of the predecessors and at the start of the block:
-// Vugranam C. Sreedhar, Roy Dz-Ching Ju, David M. Gillies and Vatsa Santhanam, "Translating Out
-// of Static Single Assignment Form", 1999. A later pass coalesces the copies.
+// Phis are eliminated with copies at the end of the predecessors and at the start of the block.
+// Reference: Vugranam C. Sreedhar, Roy Dz-Ching Ju, David M. Gillies and Vatsa Santhanam,
+// "Translating Out of Static Single Assignment Form", 1999. A later pass coalesces these copies.
 #include <algorithm>
 #include <cassert>
 #include <utility>

@@ -39,7 +39,8 @@ class MaskSelector {
   // Sets flags for the mask in the elements where `cond` holds.
   void setFlags(ir::Value mask, isa::Cond cond);
   static void test(Operation& o, isa::Cond cond);
-  // Computes the mask into a register. All bits of an element are set where the mask is true.
+  // Writes the mask to a register. Where the mask is true, all bits of the register's element are
+  // set.
   void materialise(ir::Value mask);
 
   const ir::Graph& graph_;

@@ -210,7 +210,7 @@ class Spiller {
         const bool isFree = state_[v].stored || canRematerialise(v);
         if (!isFree && (barriers_.noStore[i] != 0 || !memory_)) continue;
         // Evict the vector whose next use is farthest away. If evicting a vector needs no store,
-        // its distance is multiplied by 1.5.
+        // the distance to its next use is multiplied by 1.5.
         std::uint64_t score = std::min<std::uint64_t>(nextUse(block_, v, i), 1U << 24U) * 2;
         if (isFree) score += score / 2 + 1;
         if (score >= best) {
@@ -262,9 +262,9 @@ class Spiller {
     }
   }
 
-  // Prepares a run of VPM reads, within which nothing can be reloaded. Vectors in memory that are
-  // read in the run, or that are needed to rematerialise vectors in the run, are loaded into
-  // registers before the run and stay there until they are read.
+  // Prepares a run of VPM reads, within which nothing can be reloaded. Before the run, loads those
+  // vectors in memory that are read in the run, or that are needed to rematerialise vectors in the
+  // run. The loaded vectors stay in registers until they are read.
   bool reloadAhead(std::uint32_t i, const std::vector<Operation>& operations) {
     busy_.clear();
     std::vector<Vreg> defined;
@@ -292,7 +292,7 @@ class Spiller {
   bool memory_;
   Liveness live_;
   std::vector<Rematerialisation> rematerialisations_;  // indexed by register
-  // Indexed by register: whether the vector is spilled between blocks.
+  // Indexed by register: true if the vector is spilled between blocks.
   std::vector<char> spilled_;
   SpillCode code_;
   std::size_t ready_ = 0;    // number of operations at the start of the entry block after which spilling is possible

@@ -1,10 +1,10 @@
-// Spilling: reduces register pressure before scheduling. If there is no register for a vector, the
-// vector is rematerialised if possible, and otherwise stored to memory and reloaded.
+// Spilling: reduces register pressure before scheduling. A vector for which there is no register is
+// rematerialised if possible. Otherwise, the vector is stored to memory and reloaded.
 //
-// Within a block, the pass evicts the vector whose next use is farthest away: Laszlo A. Belady,
-// "A Study of Replacement Algorithms for a Virtual-Storage Computer", 1966. For registers, this
-// technique is described in Matthias Braun and Sebastian Hack, "Register Spilling and Live-Range
-// Splitting for SSA-Form Programs", 2009.
+// Within a block, the pass evicts the vector whose next use is farthest away. Reference: Laszlo A.
+// Belady, "A Study of Replacement Algorithms for a Virtual-Storage Computer", 1966. For registers,
+// this technique is described in Matthias Braun and Sebastian Hack, "Register Spilling and
+// Live-Range Splitting for SSA-Form Programs", 2009.
 #ifndef QPU_SRC_COMPILER_SPILL_HPP
 #define QPU_SRC_COMPILER_SPILL_HPP
 
@@ -19,8 +19,8 @@ namespace qpu::compiler {
 constexpr std::uint8_t kSpillUnit = 1;
 
 // Spills vectors until at most `limit` vectors are live at any point. Returns false if that is
-// impossible. If `memory` is false, vectors can only be rematerialised. `bytes` returns the size
-// of the spill area that each QPU needs.
+// impossible. If `memory` is false, vectors can only be rematerialised. Sets `bytes` to the size of
+// the spill area that each QPU needs.
 bool spill(Function& function, std::uint32_t limit, bool memory, std::uint32_t& bytes);
 
 }  // namespace qpu::compiler

@@ -13,9 +13,9 @@ bool isWriteSide(Op op) {
   return op == Op::VpmWriteSetup || op == Op::VpmWrite || op == Op::DmaStoreStart;
 }
 
-// Marks the operations after a write setup, up to the DMA store of the vectors or, if none follows,
-// up to the last operation on the VPM's write side. No store can be inserted before a marked
-// operation.
+// Marks the operations after a write setup, up to the DMA store of the vectors. If no DMA store
+// follows, marks the operations up to the last operation on the VPM's write side. No store can be
+// inserted before a marked operation.
 void findWriteBarriers(const std::vector<Operation>& operations, std::vector<char>& noStore) {
   std::size_t lastWrite = 0;
   for (std::size_t i = 0; i < operations.size(); ++i)
@@ -29,7 +29,7 @@ void findWriteBarriers(const std::vector<Operation>& operations, std::vector<cha
 }
 
 // Marks the operations between an operation on the VPM's read side and the next operation that
-// depends on its setup. No reload can be inserted before a marked operation.
+// depends on the same setup. No reload can be inserted before a marked operation.
 void findReadBarriers(const std::vector<Operation>& operations, std::vector<char>& noReload) {
   std::size_t next = operations.size();  // the next operation on the read side
   for (std::size_t i = operations.size(); i-- > 0;) {

@@ -123,7 +123,8 @@ Vreg SpillCode::rowWord(std::vector<Operation>& code, std::uint32_t bits, std::u
   return v;
 }
 
-// Emits a constant 0 for the slot's offset. assignSlots() replaces it with the actual offset.
+// Emits a constant 0 for the slot's offset. assignSlots() replaces this constant with the actual
+// offset.
 Vreg SpillCode::slotAddress(std::vector<Operation>& code, std::size_t block, Vreg v, bool isStore) {
   accesses_.push_back({v, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(code.size()), isStore});
   const Vreg offset = loadConstant(code, 0);

@@ -1,5 +1,5 @@
 // Generates the code that stores a vector to memory, and the code that reloads it. Both kinds of
-// code use one row of the VPM and the DMA engines.
+// code use the DMA engines and one row of the VPM.
 #ifndef QPU_SRC_COMPILER_SPILL_CODE_HPP
 #define QPU_SRC_COMPILER_SPILL_CODE_HPP
 

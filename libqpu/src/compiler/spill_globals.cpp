@@ -110,9 +110,9 @@ class GlobalSpilling {
   const bool memory_;
   const std::uint32_t room_;
   std::vector<char> spilled_;          // indexed by register
-  std::vector<std::uint64_t> cost_;    // indexed by global: the cost of spilling it
+  std::vector<std::uint64_t> cost_;    // indexed by global: the cost of spilling the vector
   std::vector<std::uint32_t> byCost_;  // the globals, sorted by cost
-  std::vector<Bits> referenced_;       // indexed by block: the globals that it reads or writes
+  std::vector<Bits> referenced_;       // indexed by block: globals that the block reads or writes
 };
 
 }  // namespace

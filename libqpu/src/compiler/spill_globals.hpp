@@ -16,7 +16,7 @@ namespace qpu::compiler {
 constexpr std::uint32_t kSpillRegisters = 2;
 
 // Returns one entry per register, which is nonzero if the vector is spilled or rematerialised
-// between blocks. Returns nothing if the other vectors do not fit into `limit` registers. If
+// between blocks. Returns std::nullopt if the other vectors do not fit into `limit` registers. If
 // `memory` is false, chooses only vectors that can be rematerialised.
 std::optional<std::vector<char>> chooseSpilledGlobals(const Function& function, const Liveness& live,
                                                       const std::vector<Rematerialisation>& rematerialisations,

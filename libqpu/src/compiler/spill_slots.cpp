@@ -81,7 +81,7 @@ class SlotColouring {
 
   std::vector<std::uint32_t> colour(std::uint32_t& slots) const {
     std::vector<std::uint32_t> slotOf(vectors_, kNoSlot);
-    std::vector<std::uint32_t> takenBy;  // indexed by slot: the last vector that cannot use it
+    std::vector<std::uint32_t> takenBy;  // indexed by slot: last vector that cannot use the slot
     slots = 0;
     for (std::uint32_t v = 0; v < vectors_; ++v) {
       for (std::uint32_t u = 0; u < v; ++u)
@@ -101,7 +101,7 @@ class SlotColouring {
   const std::vector<SlotAccess>& accesses_;
   std::vector<std::uint32_t> numberOf_;  // indexed by register: the number of the spilled vector
   std::uint32_t vectors_ = 0;
-  std::vector<std::size_t> starts_;  // indexed by block: its first access
+  std::vector<std::size_t> starts_;  // indexed by block: the block's first access
   std::vector<Bits> liveOut_;
   std::vector<Bits> interferes_;      // the interference graph is the symmetric closure of this relation
 };

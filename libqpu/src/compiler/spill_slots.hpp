@@ -1,6 +1,6 @@
-// Assigns spill slots. Vectors can share a slot if their live ranges in memory do not overlap.
-// The slots are the colours of an interference graph: Gregory J. Chaitin, "Register Allocation
-// and Spilling via Graph Coloring", 1982.
+// Assigns spill slots. Vectors can share a slot if their live ranges in memory do not overlap. The
+// slots are the colours of an interference graph. Reference: Gregory J. Chaitin, "Register
+// Allocation and Spilling via Graph Coloring", 1982.
 #ifndef QPU_SRC_COMPILER_SPILL_SLOTS_HPP
 #define QPU_SRC_COMPILER_SPILL_SLOTS_HPP
 

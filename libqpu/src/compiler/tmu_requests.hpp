@@ -16,8 +16,8 @@ struct RequestsInFlight {
   std::vector<std::array<std::uint32_t, 2>> fewest, most;
 };
 
-// Computes the numbers of TMU requests in flight with a forward data-flow analysis: Gary A.
-// Kildall, "A Unified Approach to Global Program Optimization", 1973.
+// Computes the numbers of TMU requests in flight with a forward data-flow analysis. Reference: Gary
+// A. Kildall, "A Unified Approach to Global Program Optimization", 1973.
 RequestsInFlight findRequestsInFlight(const Function& function);
 
 }  // namespace qpu::compiler

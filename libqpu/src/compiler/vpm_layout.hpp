@@ -43,7 +43,7 @@ constexpr std::uint32_t storeRow(std::uint32_t row, std::uint32_t words = 16) {
 constexpr std::uint32_t storeRows(std::uint32_t rows) {
   return 2U << 30U | rows << 23U | 16U << kStoreDepthShift | 1U << 14U;
 }
-// The rows are adjacent in memory.
+// The setup word for rows that are adjacent in memory.
 constexpr std::uint32_t kNoStoreGap = 3U << 30U;
 constexpr std::uint32_t loadRow(std::uint32_t row) {
   return 1U << 31U | 3U << 24U | 1U << 16U | 1U << 12U | row << kLoadRowShift;

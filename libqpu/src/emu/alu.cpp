@@ -92,7 +92,7 @@ inline Mask signs(F f) {
   return static_cast<Mask>(_mm_movemask_epi8(_mm_packs_epi16(low, high)));
 }
 
-// Compares a < b as unsigned numbers. The sign bits contain the result.
+// Compares a and b as unsigned numbers. The sign bit of each result element is set if a < b.
 inline __m128i below(__m128i a, __m128i b) {
   const __m128i bias = _mm_set1_epi32(INT32_MIN);
   return _mm_cmplt_epi32(_mm_xor_si128(a, bias), _mm_xor_si128(b, bias));
@@ -331,7 +331,7 @@ std::uint32_t clamped(std::uint32_t value, std::int32_t least, std::int32_t most
 bool isHalfMode(unsigned mode) { return (mode & 7U) == 1 || (mode & 7U) == 2; }
 
 // If `overflow` is true, the operation has overflowed, and the sign of its operand b selects the
-// limit.
+// upper or the lower limit.
 std::uint32_t packInteger(unsigned mode, std::uint32_t value, std::uint32_t old, bool overflow,
                           bool negativeB) {
   const bool clamps = mode >= 9;

@@ -1,4 +1,4 @@
-// Emulates the two ALUs on complete vectors: results, flags, packing and unpacking. Results are
+// Emulates the two ALUs on complete vectors, including flags, packing and unpacking. Results are
 // bit-identical to those of interp/arith.hpp. On x86, the common case of a float operation uses the
 // host's float instructions with rounding toward zero. All other cases take a slower exact path.
 #ifndef QPU_SRC_EMU_ALU_HPP
@@ -63,8 +63,8 @@ class HostRounding {
 #endif
 };
 
-// Additional operation numbers after the 32 encodable ones. The additional operations are shifts by
-// the same constant amount in all elements.
+// Additional operation numbers, which follow the 32 numbers that can be encoded. The additional
+// operations are shifts by the same constant amount in all elements.
 enum : std::uint8_t { kShrBy = 32, kAsrBy, kShlBy };
 
 // `r` must not be the same object as `a` or `b`. A QpuRounding object must exist during the call.
@@ -72,7 +72,7 @@ void add(std::uint8_t op, const Vector& a, const Vector& b, Vector& r);
 void multiply(isa::MulOp op, const Vector& a, const Vector& b, Vector& r);
 
 // Computes a function of the special function unit. `address` is the address of the register that
-// is written to start it.
+// is written to start the function.
 void special(std::uint8_t address, const Vector& a, Vector& r);
 
 // Rotates the complete vector if `full` is true, and each quad otherwise.
@@ -80,8 +80,8 @@ void rotate(Vector& v, unsigned n, bool full);
 
 Mask negative(const Vector& v);
 Mask zero(const Vector& v);
-// Returns the carry flags of an operation with operands a and b. For the ADD pipe, `r` is its
-// result.
+// Returns the carry flags of an operation with operands a and b. For an operation of the ADD pipe,
+// `r` is the result.
 Mask carry(isa::AddOp op, const Vector& a, const Vector& b, const Vector& r);
 Mask carry(isa::MulOp op, const Vector& a, const Vector& b);
 

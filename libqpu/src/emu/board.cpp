@@ -9,7 +9,7 @@ namespace qpu::emu {
 namespace {
 
 // The default V3D clock (v3d_freq in the Raspberry Pi documentation), and the clock of the LPDDR2
-// memory: 400 MHz on BCM2835, 450 MHz on BCM2836 and later.
+// memory, which is 400 MHz on BCM2835 and 450 MHz on BCM2836 and later.
 struct Soc {
   const char* board;
   double clockHz;
@@ -32,9 +32,9 @@ constexpr Amount plain(double n) { return {n, Follows::Nothing}; }
 // The parameters of the cycle model. The three amounts are the value, the bound of its range that
 // makes kernels faster, and the bound that makes kernels slower. This project has not measured any
 // of the values on hardware. The source "guess" marks values for which no figure has been
-// published. Some values are times in nanoseconds at a V3D clock of 250 MHz, but their faster bound
-// is given in clocks. A bound in clocks assumes that the engine's speed depends only on the V3D
-// clock.
+// published. Some values are times in nanoseconds at a V3D clock of 250 MHz, but the bound that
+// makes kernels faster is given in clocks. A bound in clocks assumes that the engine's speed
+// depends only on the V3D clock.
 constexpr std::array<Parameter, kParameters> kTable = {{
     {"clock_hz", &Board::clockHz, Unit::Hertz, {plain(0), plain(0), plain(0)}, "clock",
      "Raspberry Pi documentation: default v3d_freq of the board"},

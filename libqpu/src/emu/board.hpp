@@ -1,13 +1,14 @@
 // The parameters of a board in the cycle model. All times that are derived from these parameters
-// are results of the model, not of hardware. docs/model.md explains the parameters.
+// are results of the model and were not measured on hardware. docs/model.md explains the
+// parameters.
 #ifndef QPU_SRC_EMU_BOARD_HPP
 #define QPU_SRC_EMU_BOARD_HPP
 
 namespace qpu::emu {
 
-// Clocks are V3D clocks; an instruction takes 4. A DMA transfer moves each row in bursts of up to
-// 16 words. The time for a burst has a fixed part and a part that is proportional to the number
-// of words.
+// All clocks are V3D clocks. An instruction takes 4 clocks. A DMA transfer moves each row in bursts
+// of up to 16 words. The time for a burst has a fixed part and a part that is proportional to the
+// number of words.
 struct Board {
   const char* name = "";
   double clockHz = 0;

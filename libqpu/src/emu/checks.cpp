@@ -44,9 +44,9 @@ void Machine::followPoison(Qpu& q, const Op& op, std::uint32_t at) {
   const auto of = [&](std::uint16_t s) {
     return s < slot::kRegisters ? q.poison[s] : PoisonNumber{0};
   };
-  // addPlain and mulPlain are true if the pipe can copy its operand without changing or testing
-  // it. The ADD pipe sets the flags; if it does nothing, the MUL pipe sets them. Only the MUL pipe
-  // rotates. Either pipe can pack.
+  // addPlain and mulPlain are true if the pipe can copy its operand without changing or testing it.
+  // The ADD pipe sets the flags. If the ADD pipe does nothing, the MUL pipe sets the flags. Only
+  // the MUL pipe rotates. Either pipe can pack.
   const bool alu = i.form == Form::Alu;
   const bool flags = (op.after & need::kFlags) != 0;
   const bool packs = (op.after & need::kPack) != 0;

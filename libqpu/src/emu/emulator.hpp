@@ -22,8 +22,8 @@ struct Region {
   unsigned char* host = nullptr;
 };
 
-// A program whose static rules have been checked. Launches that run at the same time can share
-// it.
+// A program whose static rules have been checked. Launches that run at the same time can share the
+// program.
 struct Program;
 std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count,
                                        std::uint32_t codeAddress);
@@ -39,7 +39,7 @@ struct Launch {
   std::vector<std::vector<std::uint32_t>> uniforms;
   // The regions must be sorted by their start and must not overlap.
   std::vector<Region> memory;
-  // The object from which the words were taken, for error messages. Can be null.
+  // The object from which the words were taken. It is used for error messages and can be null.
   const code::Object* object = nullptr;
   const Board* board = nullptr;  // null means kDefaultBoard
   bool profile = false;          // if true, fills Report::perInstruction
@@ -53,7 +53,7 @@ struct Launch {
   bool lenient = false;
 };
 
-// Counters are sums over all QPUs. Clocks are those of the model.
+// Counters are sums over all QPUs. All times are clocks of the model.
 struct InstructionProfile {
   std::uint64_t executed = 0;
   std::uint64_t stalled = 0;  // stall time in clocks
@@ -71,7 +71,7 @@ struct Report {
   std::uint64_t memoryWriteBytes = 0;
   bool hostInterrupt = false;
   std::vector<InstructionProfile> perInstruction;  // filled if Launch::profile is true
-  // Filled if Launch::lenient is true; at most one per instruction.
+  // Filled if Launch::lenient is true. An instruction causes at most one warning.
   std::vector<std::string> warnings;
 
   double seconds(const Board& board) const;  // time according to the model

@@ -1,6 +1,7 @@
 // Records which thread wrote each word in the current launch. Vector clocks order the writes.
 // Semaphores, the mutex and waits for DMA synchronise these clocks. Each QPU, its DMA load engine
-// and its DMA store engine are separate threads, because a DMA store is complete only after a wait.
+// and its DMA store engine count as separate threads, because a DMA store is complete only after a
+// wait.
 #ifndef QPU_SRC_EMU_HISTORY_HPP
 #define QPU_SRC_EMU_HISTORY_HPP
 
@@ -37,7 +38,7 @@ class History {
   // Clears everything. Releases the memory if the launch was large.
   void clear();
 
-  // These functions synchronise threads.
+  // The functions release() and acquire() synchronise threads.
   void release(std::uint32_t qpu, Times& at);
   void acquire(std::uint32_t qpu, const Times& from);
   void start(std::uint32_t qpu, bool load, std::uint32_t instruction);
@@ -104,7 +105,7 @@ class History {
     std::vector<PageNote> pages;  // empty before the first access
   };
 
-  // Returns null if nothing was written there.
+  // Returns null if nothing was written at this word.
   static const Page* find(const Shadow& s, std::uint32_t word) {
     return s.written ? s.pages[word / kPageWords].page.get() : nullptr;
   }

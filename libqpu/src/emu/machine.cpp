@@ -455,9 +455,9 @@ std::shared_ptr<const Program> prepare(const isa::Word* words, std::size_t count
 
 namespace {
 
-// The machine that this thread's last launch used. The next launch reuses it, because constructing
-// a machine takes longer than running a small kernel. The variable is a plain pointer because
-// static objects can launch kernels after the thread-local objects have been destroyed.
+// The machine that this thread's last launch used. The next launch reuses this machine, because
+// constructing a machine takes longer than running a small kernel. The variable is a plain pointer
+// because static objects can launch kernels after the thread-local objects have been destroyed.
 thread_local Machine* spare = nullptr;
 
 struct SpareKeeper {
@@ -476,7 +476,7 @@ Report run(const Launch& launch) {
   std::shared_ptr<const Program> made;
   if (launch.program == nullptr) made = prepare(launch.words, launch.count, launch.codeAddress);
   // The machine is kept only if the launch succeeds. A failed launch therefore cannot affect the
-  // next one.
+  // next launch.
   std::unique_ptr<Machine> machine(std::exchange(spare, nullptr));
   if (machine == nullptr) machine = std::make_unique<Machine>();
   machine->reset(launch, made != nullptr ? *made : *launch.program);

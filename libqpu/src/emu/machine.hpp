@@ -1,11 +1,11 @@
-// The QPUs that run a program: their registers, their peripherals and the order in which they
+// The QPUs that run a program, with their registers and peripherals, and the order in which they
 // act.
 //
 // The actors are the QPUs, the load engine and the store engine, in this order. Actors act in the
-// order of their clocks; if the clocks are equal, the actor with the lower number acts first. A QPU
-// runs ahead of the others until it accesses shared state. A DMA transfer moves all of its data
-// when it starts, although it finishes only later. A TMU request reads memory at the time of the
-// request.
+// order of their clocks. If clocks are equal, the actor with the lower number acts first. A QPU
+// runs ahead of the other actors until it accesses shared state. A DMA transfer moves all of its
+// data when it starts, although it finishes only later. A TMU request reads memory at the time of
+// the request.
 #ifndef QPU_SRC_EMU_MACHINE_HPP
 #define QPU_SRC_EMU_MACHINE_HPP
 
@@ -32,8 +32,8 @@ constexpr std::uint32_t kSemaphoreMost = 15;
 constexpr std::uint32_t kLoadEngine = 12;  // number of an actor; QPUs have the numbers 0..11
 constexpr std::uint32_t kStoreEngine = 13;
 
-// The reason why the words of a gather must not be used. An unused vector is not an error, because
-// software-pipelined loops fetch one vector more than they use.
+// The reason why the words of a gather must not be used. It is not an error if the vector stays
+// unused, because software-pipelined loops fetch one vector more than they use.
 struct Poison {
   enum class Kind : std::uint8_t {
     Outside,
@@ -80,7 +80,7 @@ struct UniformStream {
   // True if the uniforms are part of the launch, false if they are in memory.
   bool given = false;
   const std::uint32_t* words = nullptr;
-  std::uint32_t next = 0;                // index of the next word, or its bus address in memory
+  std::uint32_t next = 0;                // index of the next word, or the word's bus address
   std::uint32_t count = 0;
   std::uint32_t region = 0;
   std::uint32_t line = UINT32_MAX;       // the cache line that was fetched last
@@ -203,7 +203,7 @@ class Machine {
   [[noreturn]] void fail(const Qpu& q, std::uint32_t at, const std::string& what,
                          std::uint32_t address = 0) const;
   // Reports an undocumented construct that the hardware probably supports. A lenient launch reports
-  // the construct as a warning; any other launch reports an error.
+  // the construct as a warning. Any other launch reports an error.
   void reportUncertain(const Qpu& q, std::uint32_t at, const std::string& what,
                        const std::string& assumed);
   [[noreturn]] void failOutside(const Qpu& q, std::uint32_t at, std::uint32_t address,

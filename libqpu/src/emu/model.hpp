@@ -45,15 +45,15 @@ const std::array<Parameter, kParameters>& parameters();
 // Returns null if the name is unknown.
 const Board* findBoard(const char* name, Bound bound);
 
-// Replaces parameters of `board` with those in the text of a file. A line has the form "name =
-// value", and '#' starts a comment. The line "board = ..." selects the board. If `isChosen` is
-// true, `board` has already been selected, and this line must agree with it. Returns the value in
-// the line "source = ...". Throws BackendError with a message that contains `path`.
+// Replaces parameters of `board` with the parameters in the text of a file. A line has the form
+// "name = value", and '#' starts a comment. The line "board = ..." selects the board. If `isChosen`
+// is true, `board` has already been selected, and this line must agree with it. Returns the value
+// in the line "source = ...". Throws BackendError with a message that contains `path`.
 std::string applyFile(const std::string& text, const std::string& path, bool isChosen,
                       Board& board);
 
-// Returns a board's parameters in the format that applyFile() reads. Comments give the ranges and
-// the sources.
+// Returns a board's parameters in the format that applyFile() reads. Comments in the result state
+// the ranges and the sources.
 std::string describe(const Board& board);
 
 }  // namespace qpu::emu

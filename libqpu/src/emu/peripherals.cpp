@@ -82,8 +82,7 @@ void Machine::writeIo(Qpu& q, std::uint32_t at, bool fileA, std::uint8_t to, con
 }
 
 // Writes element 0 of each quad, or of the vector, to r5. Assumption: the condition must hold for
-// the source element. This test on a board can confirm the assumption: write r5 under a condition
-// that holds only for odd elements.
+// the source element. Test on a board: write r5 under a condition that holds only for odd elements.
 void Machine::writeR5(Qpu& q, bool fileA, const Vector& value, Mask where) {
   Vector& r5 = q.v[slot::kR5];
   for (std::uint32_t e = 0; e < kElements; ++e) {
@@ -368,7 +367,7 @@ void Machine::startDma(Qpu& q, std::uint32_t at, bool load, std::uint32_t from) 
   const std::string what = load ? "DMA load" : "DMA store";
   const DmaSetup& setup = dma.setup;
   if (!setup.ready) fail<ExecutionError>(q, at, "a " + what + " is started without a setup");
-  if (!dma.awaited)  // this is false in a lenient launch, which waits for the earlier transfer
+  if (!dma.awaited)  // does not occur in a lenient launch, which waits for the earlier transfer
     reportUncertain(q, at, "a " + what + earlierDma(dma), "");
   const Transfer t = load ? setup.load() : setup.store();
   // For stores, the stride is 0 until a program sets it (qmkl, issue 27).

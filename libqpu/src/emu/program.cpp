@@ -26,7 +26,7 @@ constexpr std::uint32_t kWordBytes = 8;
 constexpr std::uint32_t kEndReserved = 1U << 14U;  // bit 14, for ra14 and rb14
 constexpr std::uint32_t kNoTarget = UINT32_MAX;
 // Registers, accumulators and flags are undefined at the start. The emulator initialises them to
-// this arbitrary value, so that a kernel that depends on them is likely to fail.
+// this arbitrary value, so that a kernel that depends on undefined values is likely to fail.
 constexpr std::uint32_t kUndefined = 0xdeadbeefU;
 
 bool isRotation(const Instruction& i) {
@@ -246,7 +246,7 @@ class Inspector {
 };
 
 // Returns the rule that instruction `later` breaks if it executes `distance` instructions after
-// `earlier`, or null.
+// `earlier`, or null if no rule is broken.
 const char* broken(const Traits& earlier, const Traits& later, std::uint32_t distance) {
   if (distance == 1) {
     if ((earlier.writesA & later.readsA) != 0 || (earlier.writesB & later.readsB) != 0)

@@ -1,5 +1,6 @@
-// A program that has been prepared for execution: its fields have been resolved to slots, and its
-// static rules have been checked. A prepared program is immutable, and launches share it.
+// A program that has been prepared for execution. The fields of its instructions have been resolved
+// to slots, and the static rules have been checked. A prepared program is immutable, and launches
+// share it.
 #ifndef QPU_SRC_EMU_PROGRAM_HPP
 #define QPU_SRC_EMU_PROGRAM_HPP
 
@@ -11,9 +12,9 @@
 
 namespace qpu::emu {
 
-// The numbers of a QPU's vectors. The numbers identify registers and values that are read through a
-// file's port or unpacked from r4. The numbers from kConstants on stand for the program's
-// constants.
+// The numbers of a QPU's vectors. The numbers identify registers, values that are read through the
+// port of a file, and values that are unpacked from r4. The numbers from kConstants on stand for
+// the program's constants.
 namespace slot {
 constexpr std::uint16_t kFileA = 0;
 constexpr std::uint16_t kFileB = 32;
@@ -97,11 +98,11 @@ struct Program {
   Program(const isa::Word* words, std::size_t size, std::uint32_t address);
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(instructions.size()); }
-  // Returns the rule that a jump from branch `at` to `target` breaks, or null. Sets `brokenBy` to
-  // the instruction that breaks the rule.
+  // Returns the rule that a jump from branch `at` to `target` breaks, or null if the jump breaks no
+  // rule. Sets `brokenBy` to the instruction that breaks the rule.
   const char* faultOfJump(std::uint32_t at, std::uint32_t target, std::uint32_t& brokenBy) const;
-  // Returns the fault of instruction `at` if the `sequence` instructions before it have been
-  // executed immediately before it.
+  // Returns the fault of instruction `at`, provided that the preceding `sequence` instructions have
+  // been executed immediately before this instruction.
   const Fault* faultAt(std::uint32_t at, std::uint32_t sequence) const;
 
   std::vector<Op> ops;  // includes an additional entry for execution past the end
@@ -114,8 +115,8 @@ struct Program {
   std::vector<std::uint32_t> goodTargets;
 };
 
-// Returns the accumulators that `earlier` writes and that the next instruction, `later`, rotates,
-// one bit each. r5 is included if `later` uses it as the rotation amount. The hardware may read
+// Returns a bit mask of the accumulators that `earlier` writes and that the next instruction,
+// `later`, rotates. r5 is included if `later` uses it as the rotation amount. The hardware may read
 // the old values of these accumulators.
 std::uint32_t rotatedTooSoon(const Traits& earlier, const Traits& later);
 

@@ -14,16 +14,16 @@ constexpr std::uint32_t kVpmRows = 64;
 constexpr std::uint32_t kVpmColumns = 16;
 constexpr std::uint32_t kVpmWords = kVpmRows * kVpmColumns;
 
-// Assumptions that a test on a board can confirm. Each item states an assumption and, after the
-// colon, the test:
-// - Reads of 8 or 16 bits are zero-extended: write 0xffffffff, read laned bytes.
+// Assumptions that a test on a board can confirm:
+// - Reads of 8 or 16 bits are zero-extended. Test: write 0xffffffff and read laned bytes.
 // - DMA of 8 or 16 bits fills consecutive bytes or halfwords in the words from X on, and starts
-//   with the byte or halfword that MODEW selects: load 64 ascending bytes with MODEW 5.
-// - VPITCH carries into the upper bits of Y: load 4 rows from Y = 14.
-// - A row of a transfer does not continue in the next row of the VPM; the emulator reports an
-//   error: store one row of 32 words.
-// - BLOCKMODE with columns continues at the top of the next column: store 2 rows of 48 words.
-// - If DEPTH is 1, each row is one unit further down the column: store 16 rows of one halfword.
+//   with the byte or halfword that MODEW selects. Test: load 64 ascending bytes with MODEW 5.
+// - VPITCH carries into the upper bits of Y. Test: load 4 rows from Y = 14.
+// - A row of a transfer does not continue in the next row of the VPM. The emulator reports such a
+//   row as an error. Test: store one row of 32 words.
+// - BLOCKMODE with columns continues at the top of the next column. Test: store 2 rows of 48 words.
+// - If DEPTH is 1, each row is one unit further down the column. Test: store 16 rows of one
+//   halfword.
 
 // A QPU's window for accesses to vectors. The manual's table "VPM generic block" describes the
 // setup word.
@@ -43,8 +43,8 @@ struct Window {
     std::uint32_t word;  // 16 * row + column
     std::uint32_t shift;
   };
-  // Returns the place of element e in the vector at the current address. An element has 8 << size
-  // bits.
+  // Returns the place in the VPM of element e of the vector at the current address. An element has
+  // 8 << size bits.
   Place place(std::uint32_t e) const;
   // Returns true if a vector is a row of words.
   bool isRow() const { return size == 2 && horizontal; }

@@ -43,16 +43,16 @@ inline bool isFlushed(std::uint32_t x) { return (x & kExponent) == 0; }
 inline double widen(std::uint32_t x) {
   return static_cast<double>(bitCast<float>(x & ~mask(isFlushed(x))));
 }
-// Returns 1 unless x is 0. The function does not use a comparison, because SSE2 has no 64-bit
-// comparison.
+// Returns 0 if x is 0, and 1 otherwise. The function does not use a comparison, because SSE2 has no
+// 64-bit comparison.
 inline std::uint64_t isNotZero(std::uint64_t x) { return (x | (0 - x)) >> 63U; }
 
-// Converts a double to a float by dropping the low 29 bits. The result is Inf if the value is too
-// large, and +0 if it is smaller than the normal floats.
+// Converts a double to a float by clearing the low 29 bits. The result is Inf if the value is too
+// large, and +0 if the value is smaller than every normal float.
 inline std::uint32_t truncateToFloat(std::uint64_t bits) {
   const auto d = bitCast<double>(bits & ~std::uint64_t{0x1fffffff});
   const auto f = bitCast<std::uint32_t>(static_cast<float>(d));
-  // The upper half of 2^-126 as a double.
+  // The upper 32 bits of 2^-126 as a double.
   constexpr std::uint32_t upperOfLeastNormal = 0x38100000U;
   const auto upper = static_cast<std::uint32_t>(bits >> 32U) & kMagnitude;
   return f & ~mask(upper < upperOfLeastNormal);
@@ -92,7 +92,8 @@ inline std::uint32_t fmulTop(std::uint32_t a, std::uint32_t b) {
   return isFlushed(a) || isFlushed(b) ? 0U : kExponent | ((a ^ b) & kSign);
 }
 
-// Converts sign and magnitude to an integer that has the same order. +0 and -0 are equal.
+// Converts sign and magnitude to an integer. The conversion preserves the order. +0 and -0 are
+// equal.
 inline std::int32_t order(std::uint32_t x) {
   const auto m = static_cast<std::int32_t>(x & kMagnitude);
   return (x & kSign) != 0 ? -m : m;

@@ -16,7 +16,7 @@ using detail::Direction;
 using detail::Type;
 
 enum class Opcode : std::uint8_t {
-  // target slot <- operand slots; in the order of detail::Op
+  // target slot <- operand slots; the order is the same as in detail::Op
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
   Recip, RecipSqrt, Exp2, Log2,
@@ -24,7 +24,7 @@ enum class Opcode : std::uint8_t {
   Eq, Ne, Lt, Le, Gt, Ge, FEq, FNe, FLt, FLe, FGt, FGe,
   MaskAnd, MaskOr, MaskNot, Any, All,
   Move,
-  MoveWhere,    // target <- a where mask b holds
+  MoveWhere,    // target <- slot a, where mask slot b is true
   // memory access
   Load,         // target <- words at the addresses in slot a
   Store,        // words at the addresses in slot b <- slot a
@@ -34,9 +34,9 @@ enum class Opcode : std::uint8_t {
   // control flow; `extra` is an instruction number or an index
   Jump,
   JumpBack,     // closes a loop
-  JumpIfNot,    // jumps unless scalar slot a holds
-  JumpIfNone,   // jumps unless mask slot a holds for at least one element
-  JumpIfNotAll, // jumps unless mask slot a holds for all elements
+  JumpIfNot,    // jumps if scalar slot a is false
+  JumpIfNone,   // jumps if mask slot a is false for all elements
+  JumpIfNotAll, // jumps if mask slot a is false for at least one element
   End,
   // rarely used instructions; `extra` is an index into details
   PrintText, PrintVector,

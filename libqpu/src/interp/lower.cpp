@@ -1,6 +1,6 @@
-// Lowers a kernel to instructions in one pass. If no mask is active, a value is computed directly
-// into the variable to which it is assigned. An expression that occurs several times in a
-// statement is computed once.
+// Lowers a kernel to instructions in one pass. If no mask is active, the code computes a value
+// directly in the slot of the variable to which the value is assigned. An expression that occurs
+// several times in a statement is computed once.
 #include <map>
 #include <utility>
 

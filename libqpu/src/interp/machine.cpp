@@ -76,8 +76,8 @@ class Machine {
       bool progress = false;
       for (Qpu& q : qpus_) {
         if (q.state == State::Ended) continue;
-        // A QPU that waits at the same instruction as before may have executed a loop iteration in
-        // between.
+        // A QPU may have executed a loop iteration even if it waits at the same instruction as
+        // before.
         const std::uint64_t before = semaphoresPassed_;
         turn(q);
         progress = progress || q.state != State::Waiting || semaphoresPassed_ != before;
@@ -108,8 +108,7 @@ class Machine {
                       address);
   }
 
-  // Returns the host address of the `bytes` bytes at `address`, which instruction `at` of q
-  // accesses.
+  // Instruction `at` of q accesses `bytes` bytes at `address`. Returns their host address.
   unsigned char* words(const Qpu& q, std::size_t at, std::uint32_t address, std::uint32_t bytes,
                        const char* verb) {
     const std::uint32_t site = code_.instructions[at].site;
@@ -489,8 +488,8 @@ class Machine {
     dma.hasPitch = true;
   }
 
-  // If `sideways` is true, consecutive memory rows are in consecutive VPM columns, not in
-  // consecutive VPM rows.
+  // Consecutive memory rows are in consecutive VPM columns if `sideways` is true, and in
+  // consecutive VPM rows otherwise.
   void setup(const Qpu& q, const Instruction& in, Dma& dma, const Detail& d,
              std::uint32_t address, bool sideways) const {
     dma.ready = true;

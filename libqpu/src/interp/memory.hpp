@@ -20,8 +20,8 @@ class Memory {
   explicit Memory(std::size_t users)
       : table_(detail::Heap::instance().table()), last_(users) {}
 
-  // Returns the host address of the `bytes` bytes at `address`, or null if they are not all in
-  // the same array.
+  // Returns the host address of the `bytes` bytes at `address`, or null if no array contains all of
+  // these bytes.
   unsigned char* find(std::size_t user, std::uint32_t address, std::uint32_t bytes) {
     const detail::Block* block = last_[user];
     if (block != nullptr) {

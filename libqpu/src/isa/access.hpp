@@ -17,12 +17,12 @@ struct Write {
   std::uint8_t address = 0;
   bool fileA = true;
   bool always = true;  // writes all elements
-  bool never = false;  // writes no element, but an I/O address still has its effect
+  bool never = false;  // writes no element, but writes to I/O addresses have side effects
 
   bool isRegister() const { return address < 32 && !never; }
   bool isAccumulator() const { return !never && (address < 36 || isR5()) && address >= 32; }
   bool isR5() const { return address == address::kR5 && !never; }
-  bool isIo() const;  // the write has side effects
+  bool isIo() const;  // returns true if the write has side effects
 };
 
 // Bits that stand for the parts of the VPM and its DMA engines.

@@ -38,8 +38,8 @@ class Cursor {
     while (peek() == ' ' || peek() == '\t') ++at_;
   }
 
-  // Reads letters, digits and underscores. Returns an empty string if the next character is none of
-  // these.
+  // Reads letters, digits and underscores. Returns an empty string if the next character is not one
+  // of these characters.
   std::string_view word() {
     const std::size_t from = at_;
     while (isWordChar(peek())) ++at_;

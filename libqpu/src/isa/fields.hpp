@@ -1,4 +1,5 @@
-// The names of an instruction word's fields, for values that the assembly text does not express.
+// The names of an instruction word's fields. The assembly text uses the names for values that it
+// does not express otherwise.
 #ifndef QPU_SRC_ISA_FIELDS_HPP
 #define QPU_SRC_ISA_FIELDS_HPP
 
@@ -13,7 +14,7 @@ struct NamedField {
   std::string_view name;
   unsigned low;
   unsigned bits;
-  // The forms that have the field; inLoad stands for loads of immediates and for semaphores.
+  // The forms that have the field. inLoad stands for loads of immediates and for semaphores.
   bool inAlu, inLoad, inBranch;
 
   constexpr Word mask() const { return ((Word{1} << bits) - 1) << low; }

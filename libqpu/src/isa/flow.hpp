@@ -1,6 +1,6 @@
 // Forward data-flow analysis for the verifier. The analysis finds undefined registers, propagates
-// constants and tracks operations that may be in progress. Gary A. Kildall, "A Unified Approach to
-// Global Program Optimization", 1973.
+// constants and tracks operations that may be in progress. Reference: Gary A. Kildall, "A Unified
+// Approach to Global Program Optimization", 1973.
 #ifndef QPU_SRC_ISA_FLOW_HPP
 #define QPU_SRC_ISA_FLOW_HPP
 

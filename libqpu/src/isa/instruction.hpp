@@ -10,7 +10,7 @@ namespace qpu::isa {
 
 using Word = std::uint64_t;
 
-// The enumerators have the numbers of the encoding.
+// The values of the enumerators are the numbers in the encoding.
 enum class Signal : std::uint8_t {
   Breakpoint, None, ThreadSwitch, End, WaitScoreboard, UnlockScoreboard, LastThreadSwitch,
   LoadCoverage, LoadColour, LoadColourEnd, LoadTmu0, LoadTmu1, LoadAlpha, SmallImmediate,
@@ -106,16 +106,16 @@ struct Instruction {
 // All fields must be in their ranges.
 Word encode(const Instruction& instruction);
 
-// Returns nothing if the word contains reserved values (an unknown operation, branch condition
-// 12..14, load-immediate mode 2 or 5..7, and so on). encode(*decode(w)) == w, unless w has bits
-// set that the form ignores.
+// Returns std::nullopt if the word contains reserved values (an unknown operation, branch condition
+// 12..14, load-immediate mode 2 or 5..7, and so on). encode(*decode(w)) == w if w has no set bits
+// that the form ignores.
 std::optional<Instruction> decode(Word word);
 
 // Returns the value on mux B for a small-immediate code (0..63). Manual: table of small immediates.
 // Codes 48..63 are rotations. Their values are -16..-1.
 std::uint32_t smallImmediate(std::uint8_t code);
 
-// Returns the code in 0..47 whose value is `bits`, or nothing if there is none.
+// Returns the code in 0..47 whose value is `bits`, or std::nullopt if there is no such code.
 std::optional<std::uint8_t> smallImmediateCode(std::uint32_t bits);
 
 }  // namespace qpu::isa

@@ -13,7 +13,7 @@ enum class RuleId : std::uint8_t {
   UnknownInstruction, Breakpoint, ThreadSwitch, NopWrites, ReservedPack, PackOnIo, UnpackOnIo,
   MixedUnpack, SameDestination, IoReadTwice, OnePeripheral, SemaphoreWrites, ConditionalTrigger,
   VpmPair, EndWritesRegister, ScoreboardStart, BranchTarget,
-  // Rules that concern instructions close to each other on a path.
+  // Rules that concern instructions that are close to each other on a path.
   RunsOut, BranchInDelaySlot, BranchNearEnd, RegisterFileLatency, SfuLatency, SfuResultWrite,
   RotateByR5Latency, RotateSourceLatency, NoSwapLatency, UniformsAddressLatency,
   VpmReadLatency, TlbZLatency, EndUniform, EndVpm, EndAddress14, EndTlbZ,

@@ -21,7 +21,7 @@ const char* setupFault(std::uint32_t word, bool readSide);
 // Returns the number of vectors (1..16) that a VpmRead setup announces.
 unsigned setupVectors(std::uint32_t word);
 
-// Stores with a stride of at least this size have been reported not to work.
+// It has been reported that stores with a stride of at least this size do not work.
 constexpr std::uint32_t kStrideLimit = 8192;
 
 // The VPM words that a 32-bit setup is certain to access, numbered row * 16 + column. The set is

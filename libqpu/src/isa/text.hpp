@@ -15,16 +15,16 @@ namespace qpu::isa {
 //
 //   fadd.zs.sf ra1, r4, rb2; fmul r0, r1, ra3.16a; ldtmu0
 //
-// The first part is the operation of the ADD pipe, or nop. The following parts are the operation
-// of the MUL pipe, if there is one, reads whose values no ALU uses ("read vpm_st_wait"), and the
-// signal. The mnemonic mov stands for `or x, x` and `v8min x, x`.
+// The first part is the operation of the ADD pipe, or nop. The following parts are optional: the
+// operation of the MUL pipe, reads whose values no ALU uses ("read vpm_st_wait"), and the signal.
+// The mnemonic mov stands for `or x, x` and `v8min x, x`.
 //
-// An operation can have these suffixes: a condition (zs zc ns nc cs cc never; without one, the
-// condition is always), sf to set flags, and rot1..rot15 or rotr5 to rotate the MUL result. A
-// register can have these suffixes: the pack of a result, the unpack of a source, and ".b" if an
-// address that both files have is read through file B. A number is a small immediate. The names
-// usually show to which file each result goes. If the names do not show the files, "ws" means that
-// the files are exchanged.
+// An operation can have these suffixes: a condition (zs, zc, ns, nc, cs, cc or never; the default
+// is always), sf to set flags, and rot1..rot15 or rotr5 to rotate the MUL result. A register can
+// have these suffixes: the pack of a result, the unpack of a source, and ".b" if an address that
+// both files have is read through file B. A number is a small immediate. The names usually show to
+// which file each result goes. If the names do not show the files, "ws" means that the files are
+// exchanged.
 //
 // Examples of the other instruction forms, with the mnemonics of their variants:
 //

@@ -166,7 +166,7 @@ class Verifier {
     if (i.unpack == 0 || i.pm) return;
     const Access& a = accesses_[n];
     if (a.takesA && *a.portA >= 32) fault(n, n, RuleId::UnpackOnIo);
-    constexpr std::uint8_t kReplicate = 3;  // this mode is the same for floats and integers
+    constexpr std::uint8_t kReplicate = 3;  // this mode has the same effect for floats and integers
     if (i.unpack == kReplicate || i.opAdd == AddOp::Nop || i.opMul == MulOp::Nop) return;
     const bool add = i.addA == Mux::A || (!isUnary(i.opAdd) && i.addB == Mux::A);
     const bool mul = i.mulA == Mux::A || i.mulB == Mux::A;
@@ -354,7 +354,7 @@ class Verifier {
   std::vector<Instruction> instructions_;
   std::vector<Access> accesses_;
   bool twoTmus_ = false;
-  // True for a setup of VPM reads; DMA load setups have the same address.
+  // True for an instruction that may set up VPM reads. DMA load setups have the same address.
   std::vector<bool> mayBeReadSetup_;
   std::vector<Found> found_;
 };

@@ -1,6 +1,6 @@
-// The static verifier checks all paths through a program against the hardware's rules: those in the
-// manual's section on hazards, and further known rules. The verifier does not depend on the
-// compiler.
+// The static verifier checks all paths through a program against the hardware's rules, which are
+// those in the manual's section on hazards and further known rules. The verifier does not depend on
+// the compiler.
 //
 // Rules for timing, registers and DMA must hold on every path. For counts (of TMU requests and VPM
 // reads), the verifier tracks the set of possible values. The verifier reports an error only if no

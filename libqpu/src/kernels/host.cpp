@@ -18,7 +18,7 @@ struct Pool {
   std::vector<std::unique_ptr<SharedArray<float>>> free;
 
   static Pool& instance() {
-    // Never destroyed, because the heap is never destroyed either.
+    // The pool is never destroyed, because the heap is never destroyed either.
     static Pool* const pool = new Pool;
     return *pool;
   }

@@ -1,10 +1,11 @@
 // Matrix product. A QPU computes tiles of 8 rows by 64 columns. A tile's 32 vectors stay in
 // registers during the loop over k. Each iteration handles four values of k, with two vectors of
-// `a` and 16 vectors of `b`. Each vector of `a` contains 4 rows by 4 values of k, and its elements
-// are broadcast one by one. Each vector of `b` is used for all 8 rows. At any time, all QPUs
-// compute tiles in the same column of tiles, so that they share the cache lines of `b`.
+// `a` and 16 vectors of `b`. Each vector of `a` contains 4 rows by 4 values of k, and the vector's
+// elements are broadcast one by one. Each vector of `b` is used for all 8 rows. At any time, all
+// QPUs compute tiles in the same column of tiles, so that they share the cache lines of `b`.
 //
-// If `a` is read often, it is copied first, so that the two vectors of an iteration are adjacent.
+// If `a` is read often, the kernel copies it first, so that the two vectors of an iteration are
+// adjacent.
 //
 // A finished tile is written to memory as a unit, through one half of the VPM, because starting a
 // DMA transfer costs as much as storing many rows. Two semaphores control access to the halves.
@@ -23,7 +24,7 @@ namespace qpu::kernels {
 namespace {
 
 constexpr int kDepth = 4;  // number of values of k per iteration
-// Number of vectors of `b` that are used before the next `a` is received.
+// Number of vectors of `b` that are used before the next values of `a` are received.
 constexpr int kEarly = kAcross * (kDepth - 1);
 static_assert(kRows == 8 && kDepth == 4,
               "two vectors of a must contain the values of an iteration");
@@ -33,7 +34,8 @@ static_assert(kRows == 8 && kDepth == 4,
 enum Saved { kRow, kColumn, kFrom, kVpmColumn, kRoundsLeft };
 
 // The semaphores. kHalf and kOtherHalf control access to the halves of the VPM. The other
-// semaphores control the barrier: arrival and permission to continue, for even and for odd rounds.
+// semaphores implement the barrier. They signal arrival and the permission to continue, separately
+// for even and odd rounds.
 enum Semaphore { kHalf, kOtherHalf, kArrived, kContinue, kArrivedOdd, kContinueOdd };
 constexpr int kMostRounds = (1 << 22) - 1;
 
@@ -222,12 +224,12 @@ class Tile : public Sums {
     take(nextA);
   }
 
-  // Values of `a` for the current iteration; each vector contains four rows.
+  // Values of `a` for the current iteration. Each vector contains four rows.
   std::array<Float, 2> a_;
   std::array<Int, kAcross> columns_;  // addresses of the columns in row 0 of `b`
   std::array<Int, 2> rows_;           // addresses of the rows in `a` for the first iteration
   Int beyond_;                        // index k of the next `a`, minus the number of values of k
-  Int from_, stepA_, lastA_;          // distance in bytes from rows_ to the next `a`
+  Int from_, stepA_, lastA_;          // distance in bytes from rows_ to the next values of `a`
   // Distances in bytes to the rows of `b` in an iteration, one per element.
   Int offset_, stepB_, lastB_;
   // With tables: offset_ of the next iteration, and the address in the table.
@@ -360,7 +362,7 @@ auto compileProduct(Variant variant, const char* name) {
       name);
 }
 
-// Returns true if copying `a` is worthwhile. Rows that are a multiple of 1 KB apart evict each
+// Returns true if copying `a` is worthwhile. Rows whose distance is a multiple of 1 KB evict each
 // other from the caches. Matrices with contiguous columns are treated in the same way.
 bool shouldPack(const Product& p) {
   const bool collides = p.aRow % 256 == 0 || p.aColumn != 1;
@@ -400,8 +402,8 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   static const auto pack = compile(packTiles, "pack");
   const int tiles = (p.m + kRows - 1) / kRows;
   const int rowInTile = (p.k + kDepth - 1) / kDepth * kDepth;
-  // The kernel also requests the values for one iteration after the last one, so the memory must
-  // have room for them.
+  // After the last iteration, the kernel requests the values for one more iteration, so the memory
+  // must have room for these values.
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
                            static_cast<std::size_t>(rowInTile) +
                        std::size_t{kRows} * kDepth);

@@ -1,15 +1,15 @@
 // Large products in which the rows of `b` are contiguous. All QPUs except the first compute tiles
-// of 8 rows by 64 columns, one below the other. The first QPU loads `b` for the others into the VPM
-// by DMA, in blocks of 8 rows. `b` is therefore transferred over the bus only once, and the
-// computing QPUs need neither requests nor addresses for it. Each half of the VPM contains a block.
-// One block is read while the other block is loaded.
+// of 8 rows by 64 columns. The tiles of different QPUs are one below the other. The first QPU loads
+// `b` for the other QPUs into the VPM by DMA, in blocks of 8 rows. `b` is therefore transferred
+// over the bus only once, and the computing QPUs need neither requests nor addresses for `b`. Each
+// half of the VPM contains a block. One block is read while the other block is loaded.
 //
 // A request for `a` loads 16 values of k in one row. These values form a cache line that is not
 // requested again. `a` therefore need not be copied, regardless of the distance between its rows.
 // Eight of these rows are transposed in registers, so that two vectors contain the values of all
 // rows for four values of k. During an iteration, both vectors stay in accumulators, where a
 // broadcast takes one operation. After the last values of k, the first values for the next tile are
-// requested, so that the QPUs do not wait for them while stores occupy the bus.
+// requested, so that the QPUs do not wait for these values while stores occupy the bus.
 //
 // Between two tiles, the finished tiles are written to memory through the VPM, as in matmul.cpp.
 //
@@ -32,14 +32,14 @@ static_assert(2 * kHalfRows == 64 && kPeriod == 2 * kBlock,
 static_assert(kRows == 2 * kPeriod / kDepth, "an iteration must use two vectors of a");
 
 // The semaphores. kReady and kReadyToo: a block is ready in the respective half. kRead: a QPU has
-// stored its tile, or has started a block and therefore finished reading the previous one. kHalf
-// and kOtherHalf: the respective half is free for tiles.
+// stored its tile, or has started a block and has therefore finished reading the previous block.
+// kHalf and kOtherHalf: the respective half is free for tiles.
 enum Semaphore { kReady, kReadyToo, kRead, kHalf, kOtherHalf };
 
-// The order in which the rows of a tile use each value of k in an iteration, and the rows that
-// are computed from left to right (one bit each). An instruction can read only one register from
-// each file, so the order determines how well the pipes are used. Of several thousand random
-// orders, this one is the fastest.
+// The order in which the rows of a tile use each value of k in an iteration, and the rows that are
+// computed from left to right (one bit each). An instruction can read only one register from each
+// file, so the order determines how well the pipes are used. Of several thousand random orders,
+// this order is the fastest.
 constexpr std::array<std::array<int, kRows>, kDepth> kOrder{{
     {6, 5, 2, 4, 1, 0, 7, 3},
     {3, 5, 4, 0, 2, 6, 7, 1},
@@ -57,7 +57,7 @@ void repeat(int times, int semaphore, void (*f)(int, Location)) {
 void acquire(int times, int semaphore) { repeat(times, semaphore, semaDec); }
 void release(int times, int semaphore) { repeat(times, semaphore, semaInc); }
 
-// Loads the next block of rows of `b`, or the rows that are left if there are fewer.
+// Loads the next block of rows of `b`, or the remaining rows if there is no complete block.
 void load(const Ptr<Float>& from, const Int& left, const Int& vpm, const Int& rowBytes) {
   If (all(left >= kBlock && rowBytes <= kMostGap))
     dmaSetReadPitch(rowBytes);
@@ -80,8 +80,8 @@ void load(const Ptr<Float>& from, const Int& left, const Int& vpm, const Int& ro
   End
 }
 
-// The program of the first QPU, which announces a block only after all QPUs have started the
-// previous block, so that a fast QPU cannot acquire a permission that was released for a slow QPU.
+// The program of the first QPU. It announces a block only after all QPUs have started the previous
+// block. A fast QPU therefore cannot acquire a permission that was released for a slow QPU.
 void serve(const Numbers& params, int workers) {
   Int rowBytes = params.get(kBRow) << 2;
   For (Int column = 0, column < params.get(kN), column = column + kColumns)
@@ -126,7 +126,7 @@ class SharedTile : public Sums {
     for (Float& a : a_) receive(a);
     for (int r = 0; r < kRows / 2; r += 2) requestTwo();
   }
-  // Receives and discards the values that the last tile requested for the tile after it.
+  // Receives and discards the values that the last tile requested for a following tile.
   static void receiveRest() {
     Float unused;
     for (int r = 0; r < kRows / 2; ++r) receive(unused);
@@ -156,14 +156,14 @@ class SharedTile : public Sums {
       semaInc(kRead);
       block(iteration);
     End
-    // Waits for one more block after the last one. The first QPU announces this block when all
-    // QPUs have read the last block.
+    // After the last block, waits for one more block. The first QPU announces this additional block
+    // when all QPUs have read the last block.
     semaDec(kReady);
     semaInc(kRead);
   }
 
-  // Stores the tile. A QPU without a tile also waits for a half: until then, some QPUs may not have
-  // acquired their last permission.
+  // Stores the tile. A QPU without a tile also waits for a half, because some QPUs may not have
+  // acquired their last permission before that time.
   void write(const Numbers& params, const Int& row, const Int& column) {
     Int rows = params.get(kM) - row;
     Int half = (me() & 1) * kRows;
@@ -266,7 +266,7 @@ class SharedTile : public Sums {
   const int step_;                 // number of rows in a group
   // The remaining vectors of these 16 values of k, followed by rows with the next 16 values.
   std::array<Float, kRows> a_;
-  Int rows_;                       // addresses of the rows; the rows to request next come first
+  Int rows_;                       // addresses of the rows, starting with the rows to request next
   Int from_;                       // distance in bytes from rows_ to the next values
   Int beyond_;                     // current index k, minus the number of values of k
   Int row_;                        // the VPM row to read next

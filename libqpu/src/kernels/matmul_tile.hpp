@@ -1,5 +1,5 @@
-// Code that the two matrix-product kernels share: their parameters, and the conversion of a
-// tile's sums to results in memory.
+// Code that the two matrix-product kernels share. It defines the parameters, and converts a tile's
+// sums to results in memory.
 #ifndef QPU_SRC_KERNELS_MATMUL_TILE_HPP
 #define QPU_SRC_KERNELS_MATMUL_TILE_HPP
 
@@ -32,7 +32,7 @@ enum Param {
   kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked, kGap
 };
 
-// Maximum gap between rows in a DMA transfer, or maximum stride, in bytes.
+// Maximum gap between the rows of a DMA transfer, which is also the maximum stride, in bytes.
 constexpr int kMostGap = 8191;
 
 template <typename T>

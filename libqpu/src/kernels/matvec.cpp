@@ -1,6 +1,6 @@
-// Matrix-vector multiplication. A task is a group of eight rows in one segment of the columns.
-// For each chunk of 128 columns, the corresponding part of x stays in registers while all rows of
-// the group are multiplied by it. A second kernel adds the sums of the segments. The tasks and
+// Matrix-vector multiplication. A task is a group of eight rows in one segment of the columns. For
+// each chunk of 128 columns, the corresponding part of x stays in registers while all rows of the
+// group are multiplied by this part. A second kernel adds the sums of the segments. The tasks and
 // the order of every sum depend only on the shape of the matrix.
 #include <algorithm>
 
@@ -17,7 +17,8 @@ constexpr int kColumns = 16 * kChunk;
 // Returns -1 where a < b and 0 elsewhere. The difference must not overflow.
 IntExpr ifBelow(const IntExpr& a, const IntExpr& b) { return (a - b) >> 31; }
 
-// Computes out[segment * m + row], the dot product of x and the row over this segment's columns.
+// Computes out[segment * m + row], which is the dot product of x and the row in the segment's
+// columns.
 void partialProducts(Int m, Int k, Ptr<Float> out, Ptr<Float> a, Int rowStride, Ptr<Float> x,
                      Int groups, Int segments, Int chunksOfSegment) {
   Int chunks = k >> 7;

@@ -1,6 +1,6 @@
-// Reductions of an array to a number. The array is divided among twelve workers, regardless of
-// the number of QPUs that execute them, and the CPU combines the workers' results. The result is
-// therefore the same for any number of QPUs.
+// Reductions of an array to a number. The array is divided among twelve workers, regardless of the
+// number of QPUs. The CPU combines the workers' results. The result is therefore the same for any
+// number of QPUs.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -45,7 +45,7 @@ double sumOfPartials(const K& kernel, int qpus, int n, A... in) {
   return total;
 }
 
-// Converts floats to integers that have the same order. The order of -0 and 0 is 0.
+// Converts floats to integers. The conversion preserves the order. -0 and 0 become 0.
 Int orderOf(const Float& x) {
   Int bits = asInt(x);
   Where (bits < 0)
@@ -55,8 +55,8 @@ Int orderOf(const Float& x) {
 }
 int orderOfHost(int bits) { return bits < 0 ? kLowest - bits : bits; }
 
-// Finds the 16 greatest elements for each worker. Writes them as ordered integers, followed by
-// their indices.
+// Finds the 16 greatest elements for each worker. Writes these elements as ordered integers,
+// followed by their indices.
 void partialMaxima(Int n, Ptr<Int> out, Ptr<Float> a) {
   For (Int w = me(), w < static_cast<int>(kWorkers), w = w + numQPUs())
     Int best = kLowest;
@@ -77,7 +77,8 @@ void partialMaxima(Int n, Ptr<Int> out, Ptr<Float> a) {
             compare(order[static_cast<std::size_t>(j)], number + 16 * j);
         },
         [&](Vectors<1>& x, const Int& first, const Int& count) {
-          // The elements of x beyond the end repeat the last element, so they also have its index.
+          // The elements of x beyond the end are copies of the last element, so they also have the
+          // last element's index.
           Int o = orderOf(x[0]);
           compare(o, first + min(index(), count - 1));
         });

@@ -10,9 +10,9 @@
 namespace qpu::kernels {
 namespace {
 
-// Returns 1 / (the sum of a row's exponentials) in all elements. The result is NaN if an element is
-// NaN or +Inf, or if all elements are -Inf. `size` contains the bits of the greatest magnitude
-// among the row's elements.
+// Returns the reciprocal of the sum of a row's exponentials, in all elements. The result is NaN if
+// an element is NaN or +Inf, or if all elements are -Inf. `size` contains the bits of the greatest
+// magnitude among the row's elements.
 Float factorOf(const FloatExpr& total, const Int& size) {
   Float sum = sumOf(total);
   return select(maxOf(size) > ieee::kInf || sum == 0 || asInt(sum) == ieee::kInf, ieee::nan(),

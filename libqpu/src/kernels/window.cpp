@@ -56,7 +56,7 @@ void poolPlanes(Int planes, Int planeSize, Int width, Int pixels, Ptr<Int> colum
     Float most = -std::numeric_limits<float>::infinity();
     For (Int y = 0, y < kernelHeight, y = y + 1)
       For (Int x = 0, x < kernelWidth, x = x + 2)
-        // If the width of the window is odd, its last element is read twice.
+        // If the width of the window is odd, the last element of each row is read twice.
         gather(row + x * stepX);
         gather(row + min(x + 1, kernelWidth - 1) * stepX);
         Float v, w;
@@ -91,7 +91,7 @@ struct Plan {
 class Plans {
  public:
   static Plans& instance() {
-    // Never destroyed, because the heap is never destroyed either.
+    // The object is never destroyed, because the heap is never destroyed either.
     static auto* const plans = new Plans;
     return *plans;
   }

@@ -225,7 +225,7 @@ class Pattern {
   bool fits_ = true;
 };
 
-// Determines for each expression whether it reads memory.
+// Determines which expressions read memory.
 std::vector<bool> findLoads(const Source& source) {
   std::vector<bool> loads(source.expressions.size(), false);
   for (std::size_t i = 0; i < loads.size(); ++i) {
@@ -239,9 +239,9 @@ std::vector<bool> findLoads(const Source& source) {
 
 }  // namespace
 
-// Chooses the pattern. If requests simply alternate between the TMUs, a loop with an odd number
-// of gathers executes the same gather on a different TMU in each iteration. Longer patterns
-// support these loops, but then no more gathers can be outstanding than with a single TMU.
+// Chooses the pattern. If requests simply alternate between the TMUs, a loop with an odd number of
+// gathers executes the same gather on a different TMU in each iteration. Longer patterns support
+// these loops, but they allow no more outstanding gathers than a single TMU.
 GatherPlan planGathers(const Source& source) {
   const std::vector<bool> loads = findLoads(source);
   for (const int period : {2, 3, 5, 7}) {

@@ -12,20 +12,20 @@
 namespace qpu::detail {
 
 // The manual specifies 8 outstanding requests per TMU, but more than 4 have been reported as
-// unreliable on hardware. Not measured on hardware by this project.
+// unreliable on hardware. This project has not measured this limit on hardware.
 constexpr std::size_t kTmuDepth = 4;
 
 struct GatherPlan {
   // True if requests alternate between both TMUs in a fixed pattern. A fixed pattern requires that
   // each gather and each receive has the same position in the pattern on all paths.
   bool usesBothTmus = false;
-  // Maximum number of outstanding gathers; twice as many if the TMUs alternate.
+  // Maximum number of outstanding gathers. It is twice as high if the TMUs alternate.
   std::size_t most = kTmuDepth;
-  // The TMU of each gather and receive, indexed by Site::number. If the list is empty, all of
-  // them use TMU 0.
+  // The TMU of each gather and receive, indexed by Site::number. If the list is empty, all gathers
+  // and receives use TMU 0.
   std::vector<std::uint8_t> units;
   // endIsKnown is true if the gathers that are outstanding at the end use the same TMUs in every
-  // run. If endIsKnown is true, `left` contains these TMUs, starting with that of the oldest
+  // run. If endIsKnown is true, `left` contains these TMUs, starting with the TMU of the oldest
   // gather.
   bool endIsKnown = false;
   std::vector<std::uint8_t> left;

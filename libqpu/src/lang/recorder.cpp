@@ -63,8 +63,8 @@ Node Recorder::variable(Type type) {
   return make(e);
 }
 
-// The constructor creates the parameters' expressions first, so a parameter's position is also
-// its number.
+// The constructor creates the parameters' expressions first, so the position of a parameter is also
+// the number of its expression.
 Node Recorder::parameter(std::size_t position) const {
   return {serial_, static_cast<std::uint32_t>(position)};
 }

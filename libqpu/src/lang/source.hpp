@@ -76,8 +76,8 @@ struct Source {
   std::string describe(const Site& site) const;
 };
 
-// Throws CompileError if an error occurs on every path to a statement: a receive without a gather,
-// too many outstanding gathers, or a received type that differs from the gathered type.
+// Throws CompileError if one of these errors occurs on every path to a statement: a receive without
+// a gather, too many outstanding gathers, or a received type that differs from the gathered type.
 void checkGathers(const Source& source);
 
 }  // namespace qpu::detail

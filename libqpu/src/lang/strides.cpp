@@ -46,8 +46,8 @@ void writeStride(int elements, Location where) {
   Recorder::current().writeStride = requireStride("setWriteStride", elements, where);
 }
 
-// Loads vectors of consecutive words. No vector extends beyond the last element that is needed.
-// The words that are needed are then rotated to their elements.
+// Loads vectors of consecutive words. No vector extends beyond the last element that is needed. The
+// words that are needed are then rotated to their positions.
 Node loadWithStride(Node address, Type type, int stride) {
   const int step = stride + 1;
   const int lastStart = (kElements - 1) * stride;

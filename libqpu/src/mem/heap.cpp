@@ -15,13 +15,13 @@ namespace {
 
 // The range of bus addresses for arrays. The range is in the uncached alias of the VideoCore's 1 GB
 // of memory, which contains the GPU memory of a Pi 2 or Pi 3. The first and the last 64 KB stay
-// free. A small offset from null, or from the end of the address space, therefore does not reach an
-// array.
+// free, so that a small offset from null, or from the end of the address space, does not lead into
+// an array.
 constexpr std::uint32_t kFirst = 0xC0010000U;
 constexpr std::uint32_t kLimit = 0xFFFF0000U;
 constexpr std::uint32_t kAlignment = 64;
-// The gap between adjacent arrays. An access past the end of an array therefore does not reach
-// the next one.
+// The gap between adjacent arrays. An access past the end of an array therefore does not reach the
+// next array.
 constexpr std::uint32_t kGuard = 4096;
 
 constexpr std::uint32_t alignUp(std::uint32_t n) {
@@ -70,8 +70,8 @@ Heap& Heap::instance() {
 
 Heap::Heap() : table_(std::make_shared<const Table>()), next_(kFirst) {}
 
-// Finds a free range with the next-fit strategy. This strategy reuses an address as late as
-// possible, so that a stale pointer rarely refers to another array.
+// Finds a free range with the next-fit strategy. Next-fit reuses an address as late as possible, so
+// that a stale pointer rarely refers to another array.
 std::uint32_t Heap::place(const Table& table, std::uint32_t bytes) const {
   const std::uint32_t need = alignUp(bytes);
   for (const std::uint32_t from : {next_, kFirst}) {

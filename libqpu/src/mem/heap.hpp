@@ -51,8 +51,8 @@ class Heap {
   // message that starts with `what`.
   static void takeHostMemory(Block& block, const std::string& what);
   void takeDeviceMemory(Block& block, const std::string& what);
-  // Returns the start of a free range of `bytes` bytes, or 0 if there is none. The caller must hold
-  // the mutex.
+  // Returns the start of a free range of `bytes` bytes, or 0 if no such range exists. The caller
+  // must hold the mutex.
   std::uint32_t place(const Table& table, std::uint32_t bytes) const;
 
   mutable std::mutex mutex_;

@@ -1,5 +1,5 @@
-// Selects the backend that runs kernels. QPU_BACKEND names the backend. By default, the best
-// backend that works is selected.
+// Selects the backend that runs kernels. QPU_BACKEND names the backend. If QPU_BACKEND is not set,
+// the best backend that works is selected.
 #ifndef QPU_SRC_RUNTIME_BACKENDS_HPP
 #define QPU_SRC_RUNTIME_BACKENDS_HPP
 

@@ -17,8 +17,8 @@ struct Revision {
   std::uint32_t code = 0;
   std::string soc;
   std::string model;
-  int memoryMib = 0;  // 0 if the code does not contain it
-  int boardRevision = -1;  // -1 if the code does not contain it
+  int memoryMib = 0;  // 0 if the code does not contain the size
+  int boardRevision = -1;  // -1 if the code does not contain the number
   bool overvolted = false;
 };
 
@@ -31,7 +31,7 @@ enum class Soc : std::uint8_t {
 };
 
 struct Board {
-  std::string model;                    // from the device tree; "" if there is none
+  std::string model;                    // from the device tree; "" if unknown
   std::vector<std::string> compatible;  // from the device tree
   std::optional<Revision> revision;     // from /proc/cpuinfo
   std::string socName;                  // such as "BCM2837"; "" if unknown

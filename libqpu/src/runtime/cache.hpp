@@ -1,5 +1,6 @@
 // The cache of compiled kernels. The key is a hash of this library's build ID, the kernel's source
-// and the compiler options. The cache is in this process's memory, and on disk for later processes.
+// and the compiler options. The cache is in this process's memory and also on disk, where later
+// processes can use it.
 #ifndef QPU_SRC_RUNTIME_CACHE_HPP
 #define QPU_SRC_RUNTIME_CACHE_HPP
 
@@ -36,8 +37,8 @@ void forgetCompiled();  // clears the in-memory cache
 
 // Returns the cache's folder on disk. The folder is QPU_CACHE or, by default, pitorch/qpu in
 // XDG_CACHE_HOME or ~/.cache. Returns "" if the cache is disabled or if the library was built
-// without a build ID. The build ID is necessary to distinguish this library's objects from those of
-// other builds.
+// without a build ID. The build ID is necessary to distinguish this library's objects from the
+// objects of other builds.
 std::string cacheFolder();
 // The maximum size of the folder in bytes.
 constexpr std::uint64_t kCacheLimit = 64U << 20U;

@@ -19,7 +19,7 @@ constexpr std::uint32_t kPage = 4096;
 
 // Flags for the allocation of GPU memory. On boards whose CPU bypasses the VideoCore's L2 cache,
 // GPU memory must not be cached in L2. On other boards, GPU memory is cached in L2. These flags
-// have not been confirmed on hardware: the round-trip test determines whether they are right.
+// have not been confirmed on hardware. The round-trip test determines whether the flags are right.
 constexpr std::uint32_t kDirect = 0x4;
 constexpr std::uint32_t kL1NonAllocating = 0xc;
 
@@ -99,10 +99,10 @@ void Device::recover() {
     if (e.record.process.alive()) {
       held = held || e.record.kind == Record::Kind::Holder;
     } else if (e.record.kind == Record::Kind::Memory) {
-      // Clear the record before the handle is released. If this process is interrupted in
-      // between, the memory is never released, which only wastes memory. In the opposite order,
-      // the handle could be released twice, and it could belong to another program the second
-      // time.
+      // Clear the record before the handle is released. If this process is interrupted between the
+      // two steps, the memory is never released, which only wastes memory. In the opposite order,
+      // the handle could be released twice, and the second release could affect another program's
+      // memory.
       state_->clear(e.index);
       (void)mailbox_->unlock(e.record.handle);
       (void)mailbox_->release(e.record.handle);
@@ -377,8 +377,8 @@ void Device::launchByMailbox(const std::vector<Start>& starts, const GpuMemory& 
       {kernel, "", -1, 0});
 }
 
-// Assumption: disabling and enabling the QPUs stops a program. A test on a board can confirm
-// this: run a launch that exceeds the time limit.
+// Assumption: disabling and then enabling the QPUs stops a program. Test on a board: run a launch
+// that exceeds the time limit.
 std::string Device::afterTimeOut() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const State::Lock locked(*state_);

@@ -1,5 +1,5 @@
-// This machine's VideoCore. Enables the QPUs, allocates GPU memory and launches programs. The
-// state file coordinates these actions with other processes. Not verified on a board.
+// This machine's VideoCore. Enables the QPUs, allocates GPU memory and launches programs. The state
+// file coordinates these actions with other processes. This code has not been verified on a board.
 #ifndef QPU_SRC_RUNTIME_DEVICE_HPP
 #define QPU_SRC_RUNTIME_DEVICE_HPP
 
@@ -72,8 +72,8 @@ std::chrono::milliseconds launchLimit();
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  // Releases the resources of processes that have ended, and enables the QPUs. Throws
-  // BackendError with a message that contains the fix.
+  // Releases the resources of processes that have ended, and enables the QPUs. Throws BackendError
+  // with a message that says how to fix the error.
   static std::shared_ptr<Device> open(const Host& host);
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -94,10 +94,10 @@ class Device : public std::enable_shared_from_this<Device> {
   // firmware has no memory.
   std::unique_ptr<GpuMemory> allocate(std::uint32_t bytes, const std::string& purpose);
 
-  // Runs one program on each of 1..12 QPUs and returns when all have finished. For the mailbox
-  // method, the programs must raise the host interrupt once, after all of them have finished, and
-  // `control` must be GPU memory with 8 bytes per program. Throws ExecutionError with a message
-  // that contains `kernel`.
+  // Runs one program on each of 1..12 QPUs and returns when all programs have finished. For the
+  // mailbox method, the programs must raise the host interrupt once, after all of them have
+  // finished. In this case, `control` must also be GPU memory with 8 bytes per program. Throws
+  // ExecutionError with a message that contains `kernel`.
   void launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
               std::uint32_t controlOffset, const std::string& kernel,
               std::chrono::milliseconds limit = launchLimit());
@@ -126,7 +126,7 @@ class Device : public std::enable_shared_from_this<Device> {
   std::string afterTimeOut();
 
   // Describes a live allocation. The lower half contains the handle, and the upper half contains
-  // the index of its record plus one.
+  // the record's index plus one.
   using Slot = std::atomic<std::uint64_t>;
   static constexpr std::size_t kMostAllocations = 4096;
 

@@ -23,9 +23,9 @@ constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
 // Returns the board that the emulator models. The board is QPU_BOARD or, by default, a Pi 3.
-// QPU_MODEL selects the board's parameters: "fast" selects the bound of each range that makes
-// kernels faster, "slow" selects the bound that makes kernels slower, and any other value is the
-// path of a file. Throws BackendError if a setting is invalid.
+// QPU_MODEL selects the board's parameters. For each parameter, "fast" selects the bound of the
+// range that makes kernels faster, and "slow" selects the bound that makes kernels slower. Any
+// other value is the path of a file. Throws BackendError if a setting is invalid.
 const emu::Board& emulatedBoard();
 
 // Returns true if QPU_EMULATOR is "lenient". The default is "strict". Throws BackendError for any
@@ -36,7 +36,7 @@ bool emulatesLeniently();
 struct EmulatedWork {
   std::uint64_t runs = 0;
   std::uint64_t clocks = 0;     // time in the model
-  std::uint64_t qpuClocks = 0;  // sum over the QPUs that were used
+  std::uint64_t qpuClocks = 0;  // clocks summed over the QPUs that were used
   std::uint64_t instructions = 0;
   std::uint64_t stalledOnTmu = 0, stalledOnVpm = 0, stalledOnOther = 0;
   std::uint64_t memoryReadBytes = 0, memoryWriteBytes = 0;

@@ -7,7 +7,8 @@ namespace qpu::runtime {
 // Stores the exception that is being handled. Call this function only in an exception handler.
 void rememberFailure() noexcept;
 
-// Returns f(). If f throws an exception, stores the error and returns `failed`.
+// Calls f() and returns its result. If f throws an exception, stores the error and returns
+// `failed`.
 template <typename T, typename F>
 T guarded(T failed, F f) noexcept {
   try {

@@ -22,7 +22,7 @@ struct Machine {
 };
 
 Machine& machine() {
-  // Never destroyed, because it must outlive all static objects.
+  // The object is never destroyed, because it must outlive all static objects.
   static auto* const one = new Machine;
   return *one;
 }

@@ -1,5 +1,6 @@
 // The machine that this process runs on, and its VideoCore. The VideoCore is opened when it is
-// first used. The process releases the VideoCore when it ends, both on exit() and on a signal.
+// first used. The process releases the VideoCore when the process ends, both on exit() and on a
+// signal.
 #ifndef QPU_SRC_RUNTIME_MACHINE_HPP
 #define QPU_SRC_RUNTIME_MACHINE_HPP
 
@@ -38,8 +39,8 @@ class WithHost {
   Host before_;
 };
 
-// Disables the QPUs and releases GPU memory on exit(), and on each fatal signal that has its
-// default action.
+// Disables the QPUs and releases GPU memory when the process calls exit(), and on each fatal signal
+// for which the default action is set.
 void closeWhenProcessEnds(const std::shared_ptr<Device>& device);
 
 }  // namespace qpu::runtime

@@ -1,5 +1,5 @@
-// The firmware's property interface, which is accessed through /dev/vcio. Not verified on
-// a board.
+// The firmware's property interface, which is accessed through /dev/vcio. This code has not been
+// verified on a board.
 #ifndef QPU_SRC_RUNTIME_MAILBOX_HPP
 #define QPU_SRC_RUNTIME_MAILBOX_HPP
 
@@ -62,7 +62,7 @@ int exchange(Os& os, int fd, Message& message) noexcept;
 
 class Mailbox {
  public:
-  // Throws BackendError with a message that contains the fix.
+  // Throws BackendError with a message that says how to fix the error.
   explicit Mailbox(Os& os);
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;

@@ -1,4 +1,5 @@
-// The board that the emulator models: QPU_BOARD selects it, and QPU_MODEL selects its parameters.
+// The board that the emulator models. QPU_BOARD selects the board, and QPU_MODEL selects the
+// board's parameters.
 #include <cstdlib>
 #include <cstring>
 #include <fstream>

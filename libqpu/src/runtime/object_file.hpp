@@ -1,4 +1,4 @@
-// Saves compiled kernels to files and reads them.
+// Saves compiled kernels to files, and reads such files.
 #ifndef QPU_SRC_RUNTIME_OBJECT_FILE_HPP
 #define QPU_SRC_RUNTIME_OBJECT_FILE_HPP
 
@@ -17,7 +17,7 @@ void saveObject(const code::Object& object, const std::string& path);
 
 // Converts the contents of a file to an object. The file must have been written by saveObject(), or
 // must consist of 8-byte words in little-endian order. Throws ArgumentError for any other contents.
-// `name` appears in the error message, and is the name of programs that have no other name.
+// `name` is used in the error message, and as the name of a program that has no other name.
 code::Object readObject(std::string_view data, const std::string& name);
 code::Object openObject(const std::string& path);
 

@@ -9,8 +9,8 @@
 namespace qpu::runtime {
 namespace {
 
-// If the GPU has less memory than this, the board runs a cut-down firmware that does not support
-// the tags for the QPUs.
+// If the GPU has less memory than this limit, the board runs the cut-down firmware, which does not
+// support the tags for the QPUs.
 constexpr int kLeastGpuMemoryMib = 32;
 
 constexpr const char* kJoinVideo = "add the user to group video and log in again";

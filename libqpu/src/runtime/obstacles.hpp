@@ -1,5 +1,6 @@
-// Obstacles that prevent kernels from running on the QPUs. Each Obstacle object also contains the
-// fix. Obstacles are found when the system is inspected, or when an operation fails.
+// Obstacles that prevent kernels from running on the QPUs. Each Obstacle object also says how to
+// remove the obstacle. Obstacles are found when the system is inspected, or when an operation
+// fails.
 #ifndef QPU_SRC_RUNTIME_OBSTACLES_HPP
 #define QPU_SRC_RUNTIME_OBSTACLES_HPP
 

@@ -26,7 +26,7 @@ struct V3dFacts {
   std::optional<std::uint32_t> ident0;
   std::optional<std::uint32_t> ident1;
   std::optional<std::uint32_t> clockHz;
-  std::string source;  // where these values come from, or why there are none
+  std::string source;  // where these values come from, or why they are missing
 };
 
 // A process that is listed in the state file.
@@ -34,7 +34,7 @@ struct User {
   std::uint32_t pid = 0;
   bool alive = false;
   bool holds = false;  // true if the process has enabled the QPUs
-  std::size_t pieces = 0;  // number of its allocations of GPU memory
+  std::size_t pieces = 0;  // number of the process's allocations of GPU memory
   std::uint64_t bytes = 0;
 };
 

@@ -1,5 +1,5 @@
-// The system's files below a root directory. The root directory is "/" or, in a test, a directory
-// with copies of the files.
+// Access to the system's files below a root directory. The root directory is "/" or, in a test, a
+// directory with copies of the files.
 #ifndef QPU_SRC_RUNTIME_ROOT_HPP
 #define QPU_SRC_RUNTIME_ROOT_HPP
 
@@ -20,7 +20,7 @@ class Root {
   }
   bool isLive() const { return directory_ == "/"; }
   bool exists(const std::string& path) const;
-  // Returns no value if the file cannot be read.
+  // Returns std::nullopt if the file cannot be read.
   std::optional<std::string> read(const std::string& path) const;
   // Returns the sorted names of the entries in a directory, or an empty list if the directory
   // does not exist.

@@ -77,8 +77,8 @@ bool writeSlot(int file, off_t at, const Slot& slot) noexcept {
   return pwrite(file, slot.data(), kSlot, at) == static_cast<ssize_t>(kSlot);
 }
 
-// Returns the header. The header contains the kernel's boot ID, because the handles in a file
-// become invalid on a reboot and the file may survive the reboot.
+// Returns the header. The header contains the kernel's boot ID, because a file may survive a
+// reboot, which makes the handles in the file invalid.
 Slot header() noexcept {
   Slot slot{};
   std::memcpy(slot.data(), kMagic.data(), kMagic.size());
@@ -114,7 +114,7 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   // The program's name is in parentheses and can contain any character.
   const char* at = got > 0 ? std::strrchr(text.data(), ')') : nullptr;
   if (at == nullptr || at[1] == '\0') return false;
-  at += 2;  // now at field 3
+  at += 2;  // `at` now points to field 3
   state = *at;
   for (int field = 3; field < 22; ++field) {
     at = std::strchr(at, ' ');
@@ -126,9 +126,9 @@ bool readStat(std::uint32_t pid, char& state, std::uint64_t& start) noexcept {
   return true;
 }
 
-// Returns true if every user can write to the folder, as with /dev/shm. In a world-writable folder,
-// only the owner has access to the file. Any other user who could write to the file could cause GPU
-// memory to be freed while it is in use.
+// Returns true if every user can write to the folder, as is the case for /dev/shm. In a
+// world-writable folder, only the owner has access to the file. Any other user who could write to
+// the file could cause GPU memory to be freed while it is in use.
 bool isOpenToAll(const std::string& folder) noexcept {
   struct stat s {};
   return stat(folder.c_str(), &s) == 0 && (s.st_mode & S_IWOTH) != 0;

@@ -35,8 +35,8 @@ struct Record {
 };
 
 // Returns the folder in QPU_STATE_DIR. If this variable is not set, returns /run/qpu if this folder
-// exists, and /dev/shm otherwise. Both folders are empty after a reboot, and so is the firmware's
-// table of handles.
+// exists, and /dev/shm otherwise. After a reboot, both folders and the firmware's table of handles
+// are empty.
 std::string stateFolder();
 
 class State {
@@ -75,7 +75,8 @@ class State {
    private:
     int fd_;
   };
-  // For signal handlers. tryLock() returns false if another process holds the lock.
+  // These functions are for signal handlers. tryLock() returns false if another process holds the
+  // lock.
   bool tryLock() const noexcept;
   void unlock() const noexcept;
 

@@ -78,7 +78,8 @@ void readKms(const Root& root, System& s) {
     const bool fake = name.rfind("firmwarekms@", 0) == 0;
     const bool v3d = name.rfind("v3d@", 0) == 0;
     if ((!fake && !v3d) || !isEnabled(root, node)) continue;
-    // Fake KMS also enables the v3d node. Only the firmwarekms node distinguishes it from full KMS.
+    // Fake KMS also enables the v3d node. Only the firmwarekms node distinguishes fake KMS from
+    // full KMS.
     if (s.kms == Kms::Fake) continue;
     s.kms = fake ? Kms::Fake : Kms::Full;
     s.kmsEvidence = node + " is enabled";

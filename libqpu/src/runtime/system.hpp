@@ -18,7 +18,7 @@ struct Node {
   bool present = false;
   std::string mode;   // such as "crw-rw----"
   std::string owner;  // such as "root:video"; contains numbers if there are no names
-  bool readable = false;  // true if the calling user can read it
+  bool readable = false;  // true if the calling user can read the node
   bool writable = false;
 };
 

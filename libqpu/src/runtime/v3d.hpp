@@ -1,4 +1,5 @@
-// The registers of the V3D block, which are accessed through /dev/mem. Not verified on a board.
+// The registers of the V3D block, which are accessed through /dev/mem. This code has not been
+// verified on a board.
 #ifndef QPU_SRC_RUNTIME_V3D_HPP
 #define QPU_SRC_RUNTIME_V3D_HPP
 

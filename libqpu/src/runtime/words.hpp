@@ -1,5 +1,5 @@
 // Copies blocks of words to and from GPU memory. The mapping can be device memory, which requires
-// aligned accesses. memcpy() and memset() can make unaligned accesses.
+// aligned accesses, but memcpy() and memset() can make unaligned accesses.
 #ifndef QPU_SRC_RUNTIME_WORDS_HPP
 #define QPU_SRC_RUNTIME_WORDS_HPP
 

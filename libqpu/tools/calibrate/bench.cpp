@@ -61,8 +61,8 @@ void Assembly::patch(int at, const std::string& cond, int target) {
   lines_.at(static_cast<std::size_t>(at)) = branchLine(cond, at, target);
 }
 
-// Ends the program. On QPU 0, ra31 contains the number of QPUs; QPU 0 waits for the other QPUs
-// and raises the host interrupt. On all other QPUs, ra31 is 0.
+// Ends the program. On QPU 0, ra31 contains the number of QPUs. QPU 0 waits for the other QPUs and
+// then raises the host interrupt. On all other QPUs, ra31 is 0.
 std::string Assembly::end() {
   *this << "nop" << "mov.sf r0, ra31";
   const int choice = size();

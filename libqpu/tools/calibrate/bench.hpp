@@ -1,5 +1,5 @@
 // Runs QPU assembly programs and measures their time. On the QPUs, the time is measured with this
-// machine's clock. On the emulator, the measured time is that of the cycle model.
+// machine's clock. On the emulator, the measured time is the time in the cycle model.
 #ifndef QPU_TOOLS_CALIBRATE_BENCH_HPP
 #define QPU_TOOLS_CALIBRATE_BENCH_HPP
 
@@ -62,7 +62,7 @@ class Bench {
   Time launch(const std::string& backend);
   // Returns the largest spread that has occurred since the last call.
   double worstSpread();
-  // Returns the time of a run including its launch. On the hardware, returns the shortest time of
+  // Returns the time of a run, including the launch. On the hardware, returns the shortest time of
   // several runs.
   Time run(const std::string& assembly, int qpus, std::uint32_t rounds) const;
 

@@ -1,7 +1,7 @@
-// A QPU instruction takes four clocks. If the program waits for a TMU load, the receiving
-// instruction completes when the latency of the load, counted from the request, has elapsed. The
-// next instruction runs four clocks later. A sequence of "mov tmu0_s, r2" and "ldtmu0" therefore
-// takes the latency plus four clocks.
+// A QPU instruction takes four clocks. If the program waits for a TMU load, the latency of the load
+// is the time from the request until the receiving instruction completes. The next instruction runs
+// four clocks later. A sequence of "mov tmu0_s, r2" and "ldtmu0" therefore takes the latency plus
+// four clocks.
 #include "tools/calibrate/measure.hpp"
 
 #include <algorithm>
@@ -75,7 +75,7 @@ class Measurer {
   double ns(double clocks) const { return clocks / clockHz_ * 1e9; }
 
   // Returns the number of clocks that fetching an instruction cache line takes. Measures a loop of
-  // `instructions` instructions, and subtracts the time for executing them.
+  // `instructions` instructions, and subtracts the time for executing the instructions.
   double fetching(int instructions, std::uint32_t rounds) {
     constexpr int kLoopOverhead = 5;
     Assembly a;
@@ -127,7 +127,7 @@ class Measurer {
     }
   }
 
-  // Returns the latency of loads, each of which waits for the previous one. `next` computes the
+  // Returns the latency of loads, each of which waits for the previous load. `next` computes the
   // next address in r2 while a load is in flight.
   double latency(const std::vector<std::string>& next, const std::vector<std::string>& before,
                  std::uint32_t rounds) {

@@ -22,8 +22,8 @@ constexpr int kMeasurements = 10;
 // Returns the title of a measurement. The measurements have the numbers 1..10.
 const char* title(int measurement);
 
-// Runs all measurements in order. Before each measurement, calls `before` with its number. Throws
-// std::runtime_error if a program fails.
+// Runs all measurements in order. Before each measurement, calls `before` with the measurement's
+// number. Throws std::runtime_error if a program fails.
 std::vector<Measured> measureAll(Bench& bench, const std::function<void(int)>& before);
 
 }  // namespace qpu::calibrate

@@ -29,7 +29,7 @@
 namespace qpu_ops {
 namespace {
 
-// While torch.compile traces, sizes may be symbolic.
+// While torch.compile traces a program, sizes may be symbolic.
 std::string shape_of(const at::Tensor& t) {
   std::ostringstream text;
   text << '(';
@@ -104,7 +104,7 @@ at::Tensor as_plain(const at::Tensor& t) {
 // On a board, `to` is device memory, in which unaligned accesses by memcpy and memset cause
 // faults.
 bool stage(float* to, const float* from, std::size_t n) {
-  // 8 KiB: the data is still in the L1 cache when it is checked.
+  // A part has 8 KiB, so that the data is still in the L1 cache when it is checked.
   constexpr std::size_t at_once = 2048;
   constexpr std::uint32_t exponent = 0x7f800000;
   std::uint32_t special = 0;
@@ -122,8 +122,8 @@ bool stage(float* to, const float* from, std::size_t n) {
   return special == 0;
 }
 
-// Releases the GIL during its lifetime if this thread holds the GIL. The thread that calls an
-// operator may or may not hold the GIL.
+// If this thread holds the GIL, releases the GIL for the lifetime of the object. Operators can be
+// called by threads that do not hold the GIL.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -205,7 +205,7 @@ Timed matrix_vector(const char* name, const at::Tensor& a_in, const at::Tensor& 
   auto* const total = totals.mutable_data_ptr<double>();
   const auto wide = static_cast<std::int64_t>(padded(width));
   constexpr auto lanes = static_cast<std::int64_t>(block);
-  // b occupies a quarter of the buffer, a occupies half of it, and the sums occupy the last
+  // b occupies a quarter of the buffer, a occupies half of the buffer, and the sums occupy the last
   // quarter.
   const std::int64_t columns_at_once = std::min(wide, buffer / 4 / lanes * lanes);
   bool finite = true;
@@ -374,7 +374,7 @@ at::Tensor plain_mm(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // shape_alike(), shape_of_mv() and shape_of_mm() return an empty tensor with the shape of the
-// result. They are used for tracing, where sizes may be symbolic.
+// result. These functions are used for tracing, in which sizes may be symbolic.
 bool same(const c10::SymInt& x, const c10::SymInt& y) {
   return x.sym_eq(y).expect_true(__FILE__, __LINE__);
 }

@@ -27,10 +27,10 @@ void drain(Float& x, Float& y) {
 
 // Blocks of 16 elements are distributed round-robin among n QPUs: QPU q computes blocks q, q + n, q
 // + 2n and so on. While a QPU computes a block, it fetches its next block. At most four requests
-// are outstanding, two for this block and two for the next one; a TMU queue can hold four. After
-// its last block, a QPU requests the last block of the array again. All iterations are then the
-// same, and all requests stay inside the buffers. The two surplus vectors are received at the end.
-// A QPU without blocks issues only these surplus requests and receives their vectors.
+// are outstanding, two for this block and two for the next block. A TMU queue can hold four
+// requests. After its last block, a QPU requests the last block of the array again. All iterations
+// are then the same, and all requests stay inside the buffers. The two surplus vectors are received
+// at the end. A QPU without blocks issues only these surplus requests and receives their vectors.
 template <typename Combine>
 void elementwise(const Int& blocks, const Ptr<Float>& a, const Ptr<Float>& b,
                  const Ptr<Float>& result, Combine combine) {
@@ -197,9 +197,9 @@ void install_fork_handlers() {
 Session::Session(std::int64_t limit)
     : lock_(guard), device_(device()), limit_(static_cast<std::size_t>(limit)) {}
 
-// If all buffers together would exceed the limit, releases those that earlier calls made larger
-// than this call needs. If two parts of a call use the same vector, the second part does not need
-// more memory than the first, so the vector is not released.
+// If all buffers together would exceed the limit, releases the buffers that earlier calls made
+// larger than this call needs. If two parts of a call use the same vector, the second part does not
+// need more memory than the first, so the vector is not released.
 void Session::make_room(std::size_t a, std::size_t b, std::size_t result) {
   Device& d = device_;
   const auto then = [](const Buffer& buffer, std::size_t n) { return std::max(buffer.size(), n); };

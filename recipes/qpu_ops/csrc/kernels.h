@@ -53,7 +53,7 @@ class Session {
   Vectors operands(std::size_t a, std::size_t b, std::size_t result);
 
   // Returns true if b still contains the data that the caller with this tag wrote. Call matrix()
-  // with the same number of columns first; otherwise, a result of true is meaningless.
+  // with the same number of columns first. Otherwise, a result of true is meaningless.
   bool has_vector(std::uint64_t tag) const;
   void set_vector_tag(std::uint64_t tag);
 
@@ -73,8 +73,8 @@ class Session {
   std::size_t limit_;
 };
 
-// Must be called once, before the first Session. Otherwise, after a fork() during a Session, the
-// child could inherit a lock that is never released. Throws std::system_error.
+// This function must be called once, before the first Session. Otherwise, after a fork() during a
+// Session, the child could inherit a lock that is never released. Throws std::system_error.
 void install_fork_handlers();
 
 // Returns a unique tag for Session::set_vector_tag().
@@ -83,10 +83,10 @@ std::uint64_t new_tag();
 // Returns how often each kernel was compiled in this process.
 std::map<std::string, int> compilations();
 
-// Returns the number of floats that the buffers currently contain.
+// Returns the number of floats for which the buffers currently have room.
 std::size_t buffered();
 
-// Releases the buffers. The next call allocates new ones.
+// Releases the buffers. The next call allocates new buffers.
 void release_buffers();
 
 // The backend that runs the kernels, such as "interpreter", and the reason why libqpu selected

@@ -1,6 +1,6 @@
 // The interface between the C++ classes of the kernel language and the library. While a kernel is
-// recorded, each of its operators and statements calls one of these functions. Kernels do not call
-// the functions directly.
+// recorded, each of its operators and statements calls one of the functions below. Kernels do not
+// call these functions directly.
 #ifndef QPU_DETAIL_BUILDER_H
 #define QPU_DETAIL_BUILDER_H
 
@@ -21,13 +21,14 @@ enum class Type : std::uint8_t { Int, Float, Address, Mask, Scalar };
 enum class Op : std::uint8_t {
   // leaves: expressions without operands
   Constant, Variable, ElementNumber, QpuNumber, QpuCount, VpmRead,
-  // operations on Int, named after those of the ADD and MUL pipes
+  // operations on Int, named after the operations of the ADD and MUL pipes
   Add, Sub, Mul24, Min, Max, Shl, Asr, Shr, Ror, And, Or, Xor, Not,
   // operations on Float
   FAdd, FSub, FMul, FMin, FMax, FMaxAbs, ItoF, FtoI,
   // operations on Float that the special function unit computes; accurate to about 3e-5
   Recip, RecipSqrt, Exp2, Log2,
-  // operations on any type; Broadcast copies element b (a Constant, 0..15) of a to all elements
+  // operations on any type; Broadcast copies one element of operand a to all elements, and operand
+  // b is the number of this element (a Constant, 0..15)
   Rotate, Broadcast, Load,
   // comparisons, per element
   Eq, Ne, Lt, Le, Gt, Ge, FEq, FNe, FLt, FLe, FGt, FGe,
@@ -65,7 +66,7 @@ QPU_API void store(Node value, Node address, bool wait, Location where);
 // elements of a vector.
 QPU_API void readStride(int elements, Location where);
 QPU_API void writeStride(int elements, Location where);
-// Stores only the first `words` words of the vector, without waiting.
+// Stores only the first `words` words of the vector, and does not wait until they are written.
 QPU_API void storeFirst(Node value, Node address, Node words, Location where);
 QPU_API void gather(Node address, Type element, Location where);
 QPU_API void receive(Node variable, Location where);
@@ -124,7 +125,7 @@ class QPU_API Trace {
 
 QPU_API const char* programName(const Program& program) noexcept;
 QPU_API Cycles programCycles(const Program& program);
-// Free the result with freeText().
+// The caller must free the result with freeText().
 QPU_API char* programListing(const Program& program);
 QPU_API void freeText(char* text) noexcept;
 QPU_API void saveProgram(const Program& program, const char* path);

@@ -1,4 +1,4 @@
-// Symbol visibility in libqpu.so. Only symbols with this attribute are exported.
+// The visibility of symbols in libqpu.so. Only symbols that are declared with QPU_API are exported.
 #ifndef QPU_DETAIL_EXPORT_H
 #define QPU_DETAIL_EXPORT_H
 

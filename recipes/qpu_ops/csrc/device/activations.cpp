@@ -139,8 +139,8 @@ bool hardswish_backward(Call& call, const Tensor& out) {
 constexpr Elementwise kExpm1{"expm1", "expm1 0>1"};
 // Numbers: scale, input_scale, alpha scale, 0.
 constexpr Elementwise kElu{"elu", "mul 0 2;expm1 5;mul 6 3;mul 0 1;gt 0 4 8 7;keep 0 9>10"};
-// Computes g input_scale (y + alpha scale) from the result y. The numbers are those of the chain
-// above.
+// Computes g input_scale (y + alpha scale) from the result y. The numbers are the same as those of
+// kElu.
 constexpr Elementwise kEluBackwardOfResult{"elu_backward",
                                            "add 1 4;mul 6 3;mul 7 0;mul 0 2;gt 1 5 9 8>10"};
 // Computes g input_scale alpha scale exp(x input_scale) from the input x.

@@ -22,7 +22,7 @@ enum class Step : std::uint8_t {
   add, sub, mul, div, max, min,
   neg, abs, exp, log, sqrt, rsqrt, recip, sigmoid, tanh, relu,
   gt, expm1, log1p, cdf,
-  keep  // the first operand if it is NaN, otherwise the second
+  keep  // the first operand if it is NaN, otherwise the second operand
 };
 
 struct Known {

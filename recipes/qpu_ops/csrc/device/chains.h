@@ -20,10 +20,9 @@ constexpr std::size_t kMaxArrays = 4;
 constexpr std::size_t kMaxNumbers = 6;
 constexpr std::size_t kMaxOutputs = 3;
 
-// Runs a chain. `text` consists of steps in the form "name value ...", which are separated by
-// ";". A ">" precedes the values to store, separated by ",". Example: "mul 1 2;add 0 3>4".
-// Values are numbered from 0: first the inputs, then the results of the steps. These are the
-// steps:
+// Runs a chain. `text` consists of steps in the form "name value ...", which are separated by ";".
+// A ">" precedes the values to store, which are separated by ",". Example: "mul 1 2;add 0 3>4".
+// Values are numbered from 0: first the inputs, then the results of the steps. These are the steps:
 //
 //   step                                                  operands
 //   add sub mul div max min                               two values
@@ -43,7 +42,7 @@ constexpr std::size_t kMaxOutputs = 3;
 void run_chain(const std::string& text, const std::vector<Operand>& inputs,
                const std::vector<float*>& outputs, int n, int qpus);
 
-// The operands of a chain for one element of the lists on which it runs.
+// The operands of a chain for one element of the lists on which the chain runs.
 struct Part {
   std::vector<Operand> inputs;  // arrays and numbers must be in the same order in all parts
   std::vector<float*> outputs;

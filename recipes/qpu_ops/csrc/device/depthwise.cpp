@@ -91,8 +91,8 @@ void weights_of_planes(Int channels, Int under, Int batch, Int height, Int width
   });
 }
 
-// The rows and columns of the first window. Consecutive rows and columns are `step` apart, and the
-// first one is at -padding.
+// The rows and columns of the first window. Consecutive rows and columns are `step` apart. The
+// first row and the first column are at -padding.
 struct Grid {
   std::vector<int> rows;
   std::vector<int> columns;

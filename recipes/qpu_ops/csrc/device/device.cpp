@@ -393,7 +393,7 @@ Tensor& zero(Tensor& self) { return fill(self, 0); }
 // that the tensors in the call use.
 class Views {
  public:
-  // Must be called for all tensors of a call before of() is called for the first time.
+  // cover() must be called for all tensors of a call before of() is called for the first time.
   void cover(const Tensor& t) {
     if (is_plain_memory() || !on_device(t) || !t.has_storage()) return;
     Covered& covered = covered_[t.storage().unsafeGetStorageImpl()];
@@ -456,7 +456,7 @@ class Views {
   struct Seen {
     c10::Storage device;
     c10::Storage cpu;
-    std::size_t first;  // position in the device storage of the CPU storage's first byte
+    std::size_t first;  // position of the CPU storage's first byte in the device storage
   };
 
   static bool is_same_view(const Tensor& a, const Tensor& b) {

@@ -20,8 +20,8 @@ at::Tensor for_cpu(const at::Tensor& t);
 // Returns a device tensor that contains the elements of a CPU tensor.
 at::Tensor to_device(const at::Tensor& t);
 
-// Throws c10::Error if some tensors in an operator's arguments are on the device and others are
-// on another device. Zero-dimensional tensors may be on any device.
+// Throws c10::Error if an operator's arguments include tensors on this device and tensors on
+// another device. Zero-dimensional tensors may be on any device.
 void require_one_device(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
 // Runs the operator's CPU kernel on CPU views of the arguments, and counts the call as a

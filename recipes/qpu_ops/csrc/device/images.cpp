@@ -186,7 +186,7 @@ struct Backward {
   Tensor gradient, input, weight;
   const Geometry& g;
   std::optional<Tensor> bias = std::nullopt;  // added to the gradient of the input
-  bool depthwise = false;  // true: all groups at once, with one channel each
+  bool depthwise = false;  // if true, all groups are processed at once, with one channel each
 
   std::int64_t height() const { return input.size(2) + g.dilation[0] * (weight.size(2) - 1); }
   std::int64_t width() const { return input.size(3) + g.dilation[1] * (weight.size(3) - 1); }
@@ -319,8 +319,9 @@ Tensor joined(const std::vector<Backward>& groups, Tensor (*made)(const Backward
   return all;
 }
 
-// A transposed convolution is the gradient of an ordinary convolution with respect to its input.
-// Returns an undefined tensor if the kernels do not support it.
+// A transposed convolution computes the gradient of an ordinary convolution with respect to the
+// ordinary convolution's input. Returns an undefined tensor if the kernels do not support the
+// operation.
 Tensor transposed(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                   Geometry g) {
   g.transposed = false;
@@ -369,7 +370,7 @@ bool convolution(Call& call) {
   return true;
 }
 
-// Returns true if a convolution of `image` would have the same shape as `result`.
+// Returns true if the result of a convolution of `image` would have the same shape as `result`.
 bool gives(const Tensor& image, const Tensor& result, const Tensor& weight, const Geometry& g) {
   for (std::size_t d = 0; d < 2; ++d) {
     const auto axis = static_cast<std::int64_t>(d) + 2;
@@ -387,7 +388,7 @@ bool convolution_backward(Call& call) {
   const std::array<bool, 3> wanted = {flags[0], flags[1], flags[2]};
   Geometry g = given;
   g.transposed = false;
-  // The input and the result of the convolution in its form without transposition.
+  // The input and the result of the corresponding convolution without transposition.
   const Tensor &image = given.transposed ? gradient : input,
                &result = given.transposed ? input : gradient;
   std::vector<Backward> groups;
@@ -417,8 +418,8 @@ bool convolution_backward(Call& call) {
 
 // --- pooling -------------------------------------------------------------------
 
-// Returns the window of a pooling operation on [batch?][channels][height][width], or nothing if
-// the QPUs do not support it.
+// Returns the window of a pooling operation on [batch?][channels][height][width], or std::nullopt
+// if the QPUs do not support it.
 std::optional<kernels::Window> pooling(const Tensor& self, IntArrayRef kernel, IntArrayRef stride,
                                        IntArrayRef padding, IntArrayRef dilation) {
   if (kernel.empty() || padding.empty() || dilation.empty() || !usable(self) ||
@@ -441,7 +442,7 @@ std::optional<kernels::Window> pooling(const Tensor& self, IntArrayRef kernel, I
   return window(self.dim() == 4 ? self : self.unsqueeze(0), under, step, pad, apart);
 }
 
-// Returns the window together with the size of the result, which is larger with ceil_mode.
+// Returns the window together with the size of the result, which is larger if ceil_mode is true.
 learning::Pooling pooling_of(const kernels::Window& w, const Tensor& result) {
   learning::Pooling s;
   s.planes = w.batch * w.channels;

@@ -52,7 +52,7 @@ class Table {
   T* data_;
 };
 
-// Converts to the pointer type that kernels take both for reading and for writing.
+// Converts a pointer to the type that kernels take both for reading and for writing.
 inline qpu::BusPointer<float> at(const float* p) { return const_cast<float*>(p); }
 // Returns the words of 64-bit numbers. The low word of each number comes first.
 inline qpu::BusPointer<int> words(const std::int64_t* p) {

@@ -156,7 +156,7 @@ bool is_aligned(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 4 
 bool has_whole_words(const Tensor& t) {
   if (!t.is_contiguous() || !is_aligned(t.const_data_ptr())) return false;
   const std::size_t end = static_cast<std::size_t>(t.storage_offset()) + t.nbytes();
-  // The size of an allocation is a multiple of a word.
+  // The size of an allocation is a multiple of the word size.
   return t.nbytes() % 4 == 0 || end == t.storage().nbytes();
 }
 
@@ -306,7 +306,7 @@ bool masked_fill_(Call& call) {
 
 // --- dropout -------------------------------------------------------------------
 
-// Computes out: the input multiplied by the factor where the mask is set, and 0 elsewhere.
+// Sets `out` to the input multiplied by the factor where the mask is set, and to 0 elsewhere.
 bool drop(const Tensor& input, const Tensor& mask, double factor, const Tensor& out) {
   Operands in(input.sizes(), input);
   return in.add(input) && in.add(0.0F) &&

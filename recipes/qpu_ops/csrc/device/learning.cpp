@@ -23,8 +23,8 @@ void take_planes(Int planes, Int size, Ptr<Int> firsts, Ptr<Int> places, Ptr<Flo
   });
 }
 
-// Each index consists of two words; the low word comes first. `rows` and `columns` contain the
-// first row and column of the window for each output.
+// Each index consists of two words, of which the low word comes first. `rows` and `columns` contain
+// the first row and column of the window for each output.
 void places_in_planes(Int planes, Int words, Int height, Int width, Ptr<Int> rows,
                       Ptr<Int> columns, Int kernel_height, Int kernel_width, Int step_y,
                       Int step_x, Ptr<Float> out, Ptr<Float> in) {
@@ -211,7 +211,7 @@ void softmax_gradient(Int rows, Int columns, Ptr<Float> out, Ptr<Float> gradient
   End
 }
 
-// Reads targets of two words each. Determines whether each target is a class, and which class it
+// Reads targets of two words each. Determines whether each target is a class, and which class that
 // is.
 struct Target {
   Int low;

@@ -37,8 +37,8 @@ struct Pooling {
 };
 
 // Finds the greatest element of each window, and computes its index within the plane. If several
-// elements are equal to the maximum, the result is the index of the first of them. If the window
-// contains only padding, the index is -1.
+// elements are equal to the maximum, the result is the index of the first of these elements. If the
+// window contains only padding, the index is -1.
 void pool_places(std::int64_t* places, const float* in, const Pooling& shape, int qpus);
 // Computes the gradient of each element.
 void pool_backward(float* out, const float* gradient, const std::int64_t* places,

@@ -28,10 +28,10 @@ struct Lists {
   std::size_t size() const { return arrays[0].size(); }
 };
 
-// Returns true if kernels can process the elements in memory order. For this, all tensors must
-// have the same sizes and must be dense in the same order. Operands that are only read are copied
-// if they do not meet this condition. Also returns false if an output overlaps an operand without
-// being the same view; the CPU then reports the error.
+// Returns true if kernels can process the elements in memory order. This requires that all tensors
+// have the same sizes and are dense in the same order. Operands that are only read are copied if
+// they do not meet this requirement. Also returns false if an output overlaps an operand but is not
+// the same view. In this case, the CPU reports the error.
 bool make_alike(Lists& lists) {
   for (const Tensors& list : lists.arrays)
     if (list.size() != lists.size()) return false;
@@ -82,8 +82,8 @@ bool are_apart(const std::vector<Part>& parts) {
   return true;
 }
 
-// Runs a chain on lists. The results go to `outputs` or, if it is empty, to the arrays. Returns
-// false if the QPUs cannot run the chain.
+// Runs a chain on lists. The results go to `outputs` or, if `outputs` is empty, to the arrays.
+// Returns false if the QPUs cannot run the chain.
 bool run_lists(const char* name, const std::string& steps, Lists lists,
                const std::vector<Tensors>& outputs = {}) {
   if (lists.size() == 0) return true;

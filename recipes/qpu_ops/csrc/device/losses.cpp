@@ -87,7 +87,7 @@ bool softmax_backward(Call& call) {
   return true;
 }
 
-// Returns the classes of a tensor [rows][classes], or nothing if the QPUs do not support them.
+// Returns the classes of a tensor [rows][classes], or std::nullopt if the QPUs do not support them.
 std::optional<learning::Classes> classes(const Tensor& self, const Tensor& target,
                                          const std::optional<Tensor>& weight,
                                          std::int64_t ignored) {

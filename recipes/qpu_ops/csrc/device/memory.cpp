@@ -22,7 +22,7 @@ namespace torch_qpu {
 namespace {
 
 constexpr std::size_t kPage = 4096;
-// Tensors that are smaller than this share segments of this size.
+// Tensors that are smaller than kSmall bytes share segments of kSmall bytes.
 constexpr std::size_t kSmall = std::size_t{1} << 20;
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) {

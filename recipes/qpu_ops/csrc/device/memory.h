@@ -26,8 +26,8 @@ constexpr std::size_t kAlignment = 64;
 // Throws OutOfMemory. Throws std::runtime_error in a process that was forked after its parent
 // opened the hardware.
 void* allocate(std::size_t bytes);
-// Releases memory that allocate() returned; null is allowed. Never throws. If the release cannot
-// be recorded, the memory leaks.
+// Releases memory that allocate() returned. `memory` can be null. Never throws. If the release
+// cannot be recorded, the memory leaks.
 void release(void* memory) noexcept;
 
 // Returns true if the address is in memory that is currently allocated.
@@ -36,8 +36,8 @@ bool owns(const void* memory);
 // Releases the cached memory that no tensor uses.
 void release_cached();
 
-// The limit in bytes for the memory of tensors and of the cache together. 0 means that there is
-// no limit other than libqpu's.
+// The limit in bytes for the memory of tensors and of the cache together. 0 means that only
+// libqpu's limit applies.
 void set_limit(std::size_t bytes);
 std::size_t limit();
 
@@ -45,8 +45,8 @@ std::size_t limit();
 // mapped uncached. Accesses to single bytes and to unaligned words may cause faults there, so the
 // CPU works on copies. QPU_TORCH_COPY=1 selects copies on all machines.
 bool is_plain_memory();
-// Copies whole words between device memory and any memory. If both sides have room, `bytes` is
-// rounded up to a multiple of 4.
+// Copies whole words between device memory and any other memory. If both sides have room, `bytes`
+// is rounded up to a multiple of 4.
 void copy_words(void* to, const void* from, std::size_t bytes);
 
 // Returns counts, and sizes in bytes. Peak sizes are those since the last call of reset_peaks().
@@ -55,7 +55,7 @@ void reset_peaks();
 
 // This mutex is locked while a kernel runs and while the process forks.
 std::mutex& device_mutex();
-// Must be called once, when the module is imported. Throws std::system_error.
+// This function must be called once, when the module is imported. Throws std::system_error.
 void install_fork_handlers();
 // Returns true if this process was forked from a process whose QPUs it must not use.
 bool in_bad_fork();

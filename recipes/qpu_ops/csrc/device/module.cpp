@@ -79,7 +79,7 @@ PYBIND11_MODULE(_C, module) {
     return py::make_tuple(found.name, found.reason);
   });
   // Returns the board, the clock rate and the memory bandwidth in bytes per clock of the emulator's
-  // model. Requires an earlier run in this thread.
+  // model. This thread must already have run a kernel.
   module.def("model", [] {
     qpu_cycles cycles{};
     if (qpu_thread_cycles(&cycles) != 0) throw std::runtime_error(qpu_last_error());

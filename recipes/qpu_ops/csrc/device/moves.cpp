@@ -56,7 +56,7 @@ void sum_each(Int rows, Int columns, Ptr<Int> firsts, Ptr<Int> places, Ptr<Float
   End
 }
 
-// Converts floats to integers that have the same order.
+// Converts floats to integers. The conversion preserves the order.
 IntExpr order_of(const Float& x) {
   Int bits = asInt(x);
   return qpu::select((bits & 0x7fffffff) == 0, IntExpr(0), bits ^ ((bits >> 31) & 0x7fffffff));

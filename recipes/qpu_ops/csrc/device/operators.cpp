@@ -1,6 +1,6 @@
 // The PyTorch operators that the QPUs compute. These operators support dense float32 tensors on the
-// device. Each kernel checks its operands. If a kernel does not support them, the CPU computes the
-// operator.
+// device. Each kernel checks its operands. If a kernel does not support its operands, the CPU
+// computes the operator.
 #include "operators.h"
 
 #include <ATen/ExpandUtils.h>
@@ -316,9 +316,9 @@ bool relu_(Call& call) {
   call.finish({self});
   return true;
 }
-// Increments an integer tensor with one element, such as the batch counter in batch
-// normalisation. The CPU adds in place, as it does for fill(), because a launch for a single
-// number would cost more than all other work.
+// Increments an integer tensor with one element, such as the batch counter in batch normalisation.
+// As for fill(), the CPU does the work in place, because a launch for a single number would cost
+// more than all other work.
 bool count_up(Call& call) {
   const Tensor &self = call.tensor(0), &other = call.tensor(1);
   const Tensor out = call.out();
@@ -569,8 +569,8 @@ bool all_of(const std::vector<bool>& v) {
   return std::all_of(v.begin(), v.end(), [](bool b) { return b; });
 }
 
-// The errors of matvec() grow with the length of the rows. Up to this length, they are within the
-// documented bound.
+// The errors of matvec() grow with the length of the rows. Up to this length, the errors are within
+// the documented bound.
 constexpr std::int64_t kLongRow = 8192;
 
 // Computes sums over some dimensions. Sums of short rows are the product of a matrix and a vector
@@ -680,8 +680,8 @@ bool vector_norm(Call& call) {
     return false;
   reduce_all<float>("norm", t, out,
                     [](Floats from, int n) { return kernels::norm(from, n, qpu_count); });
-  // Squares below 2^-126 become 0. The CPU recomputes results that this can change by more than
-  // one unit in the last place.
+  // Squares below 2^-126 become 0. The CPU recomputes results that this underflow can change by
+  // more than one unit in the last place.
   const double least = std::ldexp(std::sqrt(static_cast<double>(t.numel())), -52);
   return is_settled(out) && *out.const_data_ptr<float>() >= least;
 }

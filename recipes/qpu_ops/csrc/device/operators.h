@@ -90,8 +90,8 @@ class Call {
   std::size_t count_;
 };
 
-// A kernel for the dispatcher. `body` returns false if the QPUs cannot compute the result; the
-// CPU then computes it.
+// A kernel for the dispatcher. `body` returns false if the QPUs cannot compute the result. The CPU
+// then computes the result.
 template <bool (*body)(Call&)>
 void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   require_one_device(op, *stack);

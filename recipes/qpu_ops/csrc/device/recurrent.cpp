@@ -18,7 +18,7 @@ namespace ieee = qpu::ieee;
 using qpu::kernels::Pointers;
 using qpu::kernels::Vectors;
 
-// Converts to the pointer type that kernels take both for reading and for writing.
+// Converts a pointer to the type that kernels take both for reading and for writing.
 qpu::BusPointer<float> at(const float* p) { return const_cast<float*>(p); }
 
 template <typename K, typename... A>
@@ -44,8 +44,8 @@ class Absent {
   float* zero_;
 };
 
-// Returns a mask for offsets into an array: all bits are set if the array is present, and none if
-// it is absent.
+// Returns a mask for offsets into an array: all bits are set if the array is present, and no bits
+// are set if it is absent.
 int mask(const float* p) { return p == nullptr ? 0 : -1; }
 
 // Reads a vector from each pointer. Requests are issued in pairs.
@@ -92,7 +92,7 @@ Float summed(std::initializer_list<std::reference_wrapper<const Float>> parts) {
   return qpu::select(most > ieee::kInf, ieee::nan(), sum);
 }
 
-// Returns a if it is NaN, b if it is NaN, and `result` otherwise.
+// Returns a if a is NaN. Otherwise, returns b if b is NaN, and `result` if b is not NaN.
 Float keep_nan(const Float& a, const Float& b, const FloatExpr& result) {
   return ieee::keepNan(a, ieee::keepNan(b, result));
 }

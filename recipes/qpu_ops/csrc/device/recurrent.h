@@ -2,10 +2,10 @@
 // torch or on QPULib. Only recurrent.cpp uses QPULib's macros.
 //
 // Arrays must be dense and in shared memory. An array has the shape [rows][columns]. An array for
-// gates has the shape [rows][gates * columns]. Biases have one row; a null pointer means that they
-// are 0. `qpus` is 1 to 12, or 0 for all QPUs. Callers must ensure that `rows`, and `columns` times
-// the number of gates, fit in 24 bits, and that arrays have fewer than 2^28 elements. All functions
-// can throw qpu::Error and OutOfMemory.
+// gates has the shape [rows][gates * columns]. Biases have one row. If the pointer is null, the
+// biases are 0. `qpus` is 1 to 12, or 0 for all QPUs. Callers must ensure that `rows`, and
+// `columns` times the number of gates, fit in 24 bits, and that arrays have fewer than 2^28
+// elements. All functions can throw qpu::Error and OutOfMemory.
 #ifndef TORCH_QPU_RECURRENT_H
 #define TORCH_QPU_RECURRENT_H
 
@@ -18,7 +18,7 @@ struct Shape {
 
 constexpr int kLstmGates = 4;  // input, forget, cell, output
 constexpr int kGruGates = 3;   // reset, update, new
-constexpr int kGruKept = 5;    // the gates, the old state, and the hidden part of new
+constexpr int kGruKept = 5;    // the gates, the old state, and the hidden part of the new gate
 
 // The terms of the gates' sums, before the activation.
 struct Gates {

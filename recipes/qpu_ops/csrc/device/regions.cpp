@@ -27,8 +27,8 @@ struct Region {
   }
 };
 
-// Calls body(place, inside) for each index in the regions of the lanes. `inside` is 1 if the
-// lane's region contains the index. If not, it is 0 and `place` is the region's first element.
+// Calls body(place, inside) for each index in the regions of the lanes. `inside` is 1 if the lane's
+// region contains the index. Otherwise, `inside` is 0, and `place` is the region's first element.
 template <typename Body>
 void over_region(const Region& region, const Int& most_rows, const Int& most_columns,
                  const Int& width, Body body) {
@@ -64,7 +64,7 @@ void sums(Int planes, Int size, Int in_size, Int width, Int most_rows, Int most_
   });
 }
 
-// Each index consists of two words; the low word comes first.
+// Each index consists of two words, of which the low word comes first.
 void places_of_greatest(Int planes, Int words, Int in_size, Int width, Int most_rows,
                         Int most_columns, Ptr<Int> starts, Ptr<Int> row_counts,
                         Ptr<Int> column_counts, Ptr<Float> out, Ptr<Float> in) {

@@ -1,6 +1,6 @@
 // Kernels that process regions of planes: weighted sums, and greatest elements. The CPU computes
-// tables that describe the regions; they are as large as a plane. This file does not depend on
-// torch. The requirements in learning.h apply.
+// tables that describe the regions. The tables are as large as a plane. This file does not depend
+// on torch. The requirements in learning.h apply.
 #ifndef TORCH_QPU_REGIONS_H
 #define TORCH_QPU_REGIONS_H
 

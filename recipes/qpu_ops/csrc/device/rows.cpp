@@ -19,7 +19,7 @@ void layer_norm_rows(Int rows, Int columns, Ptr<Float> out, Ptr<Float> mean, Ptr
     Int start = row * columns;
     Pointers<1> own;
     own[0] = a + start;
-    // If a row contains Inf or NaN, its results must be NaN. Sums do not preserve NaN.
+    // If a row contains Inf or NaN, its results must be NaN, but sums do not preserve NaN.
     Int worst = 0;
     Float middle = sum_of_row<1>(columns, own, [&](const Vectors<1>& x) -> FloatExpr {
       worst = max(worst, qpu::ieee::magnitude(x[0]));
@@ -202,7 +202,7 @@ void total_rows(Int parts, Int part_columns, Int rows, Int columns, Ptr<Float> o
   });
 }
 
-// Converts floats to integers that have the same order. NaN comes last.
+// Converts floats to integers. The conversion preserves the order. NaN comes last.
 IntExpr order_of(const Float& x, bool least) {
   Int bits = asInt(x);
   Int magnitude = bits & 0x7fffffff;
@@ -253,7 +253,7 @@ int parts_of(int length, int groups) {
   return std::min(length, (kMaxQpus + groups - 1) / groups);
 }
 
-// Calls sum(parts, size, out) with the number of parts and their size; `sum` computes `count` sums
+// Calls sum(parts, size, out) with the number of parts and their size. `sum` computes `count` sums
 // for each part. Then adds the sums of the parts.
 template <typename Kernel>
 void sum_in_parts(float* to, int count, int length, int groups, Kernel sum) {

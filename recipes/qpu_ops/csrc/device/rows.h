@@ -45,8 +45,8 @@ void layer_norm_backward(const LayerNormGradient& of, int qpus);
 // The matrix must not be empty. The strides must fit in 24 bits.
 void sum_columns(float* out, const float* a, int rows, int columns, int row_stride,
                  int column_stride, int qpus);
-// Computes the sum of each row in the same way. The elements of a row are consecutive. matvec()
-// is faster for short rows.
+// Computes the sum of each row, with the same correction of rounding errors as sum_columns(). The
+// elements of a row are consecutive. matvec() is faster for short rows.
 void sum_long_rows(float* out, const float* a, int rows, int columns, int row_stride, int qpus);
 
 // Finds the greatest element of each row, or the least if `least` is true, and its column. If the

@@ -19,7 +19,7 @@ struct Record {
   std::vector<Event> events;
 
   static Record& instance() {
-    // Never destroyed, because threads may outlive static objects.
+    // The object is never destroyed, because threads may outlive static objects.
     static auto* const record = new Record;
     return *record;
   }
@@ -35,7 +35,7 @@ std::int64_t now_ns() {
       .count();
 }
 
-// Returns the totals of this thread's runs on the emulator so far, or zeros if there were none.
+// Returns the totals of this thread's runs on the emulator so far, or zeros if there were no runs.
 qpu_cycles emulated() {
   qpu_cycles work{};
   return qpu_thread_cycles(&work) == 0 ? work : qpu_cycles{};
