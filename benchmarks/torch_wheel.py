@@ -1,7 +1,7 @@
 """Measure the compile time of a few of torch's object files, and estimate the duration of an emulated build of torch.
 
-The sources and command lines are from the build tree of ``./inv build-torch``, without ccache. All of these sources
-belong to c10, because c10 does not include headers of other libraries, which exist only in the builder image. Three
+The sources and command lines are from the build tree of ``./inv build-torch``; ccache is removed from the command
+lines. All of these sources belong to c10, because c10 does not include headers of other libraries, which exist only in the builder image. Three
 variants of GCC compile the object files: an emulated compiler, a native compiler in the emulated container, and a plain
 cross compiler. The recipe's own compiler is also measured.
 """
@@ -152,7 +152,7 @@ def has_tree(user: Config) -> bool:
 
 
 def command_lines(builder: building.Builder) -> list[list[str]]:
-    """Return the build's command lines for the sources, without ccache. Raises ArtefactMissing."""
+    """Return the build's command lines for the sources, with ccache removed. Raises ArtefactMissing."""
     listed = builder.home / "pytorch" / "build" / "compile_commands.json"
     if not listed.is_file():
         raise ArtefactMissing(

@@ -83,14 +83,18 @@ class Paths:
 
 
 def label_junit(path: Path, document: Mapping[str, Any]) -> None:
-    """Add properties to the JUnit file.
+    """Add properties to the JUnit file, or remove the file if it is incomplete.
 
     The properties state the machine, the tested commit and image, and the links of the chain (``device.chain``) that do
     not hold.
     """
-    if not path.is_file():
+    try:
+        tree = ElementTree.parse(path)  # noqa: S314 - written by pytest on this PC
+    except FileNotFoundError:
         return
-    tree = ElementTree.parse(path)  # noqa: S314 - written by pytest on this PC
+    except ElementTree.ParseError:
+        path.unlink()  # pytest was killed while it wrote the file
+        return
     for suite in tree.getroot().iter("testsuite"):
         properties = suite.find("properties")
         if properties is None:

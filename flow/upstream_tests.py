@@ -469,7 +469,7 @@ def tally(
 
 
 def _ended(status: int | None, tests: Collected | None, not_run: int, *, hung: bool, cut_off: str) -> str:
-    """Return the reason why a file was not completed, or an empty string.
+    """Return why the tests of a file did not run to completion, or an empty string if they did.
 
     ``status`` is pytest's exit status, or None if it is unknown.
     """

@@ -9,10 +9,10 @@ All roots are built from one state of the mirror (images.apt):
 - *dev*: a target root with compilers and headers, in which wheels are built;
 - *rootfs*: the target root that is exported and booted.
 
-Native programs download and unpack the packages of target roots. Target code runs only while packages are configured.
-Even then, native tools replace programs that do not depend on the target CPU (images/hooks/install-with-native-tools).
-If ``native_tools`` is None, everything except unpacking is emulated; this is several times slower and produces the same
-tree.
+Native programs download and unpack the packages of target roots. The target's code runs only while packages are being
+configured. Even then, native tools replace programs that do not depend on the target CPU
+(images/hooks/install-with-native-tools). If ``native_tools`` is None, everything except unpacking is emulated; this is
+several times slower and produces the same tree.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ LEFT_OUT = (
     *("usr/lib/*/gconv", "usr/lib/python*/config-*"),
 )
 _STAND_INS = re.compile(
-    # The pattern excludes the cross compiler, which images.native provides; perlX.Y, which is another name for perl;
-    # and dpkg, which must be the target's.
+    # The pattern excludes the cross compiler, ld, make and ninja, which images.native provides; perlX.Y, which is
+    # another name for perl; and dpkg, which must be the target's.
     r"(?!.*-linux-gnu)(?!dpkg|perl\d|ld\b|make$|ninja$)[a-z0-9_.\[+-]+"
 )
 

@@ -316,7 +316,7 @@ def _network(tree: Audit) -> None:
 
 
 def _host_keys(tree: Audit) -> None:
-    if not tree.has("/etc/ssh"):
+    if not follow(tree.root, "/etc/ssh").is_dir():
         tree.note("host-keys", "/etc/ssh", "no SSH server in the tree", "add openssh-server to the image", fixed=False)
         return
     old = [Path(item).name for item in tree.listing("/etc/ssh", "ssh_host_*")]
@@ -335,7 +335,7 @@ def _host_keys(tree: Audit) -> None:
 
 
 def _root_login(tree: Audit) -> None:
-    if not tree.has("/etc/ssh"):
+    if not follow(tree.root, "/etc/ssh").is_dir():
         return
     path = "/root/.ssh/authorized_keys"
     key = tree.settings.client_public_key.strip()

@@ -144,7 +144,7 @@ def named_trees(layout: Layout) -> frozenset[str]:
 
 
 def is_named(layout: Layout) -> bool:
-    """Return whether the marker names the folder at the tree's path, by its full identity or by its inode only."""
+    """Return whether the marker contains the full identity, or at least the inode, of the folder at the tree's path."""
     return _named(layout, layout.tree)
 
 

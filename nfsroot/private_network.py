@@ -1,9 +1,9 @@
 """Create a private network namespace for a virtual machine and its NFS server.
 
 QEMU's user-mode network connects from unprivileged ports, so the server cannot distinguish the virtual machine from
-other programs (``PrivilegedPort`` would reject both). In a private namespace, other programs cannot connect to
-the NFS server, because entering the namespace requires CAP_SYS_ADMIN. The namespace has a loopback interface and no
-route. The kernel removes the namespace when its last process ends.
+other programs (``PrivilegedPort`` would reject both). If the NFS server runs in a private namespace, programs outside
+the namespace cannot connect to the server, because entering the namespace requires CAP_SYS_ADMIN. The namespace has a
+loopback interface and no route. The kernel removes the namespace when its last process ends.
 """
 
 from __future__ import annotations

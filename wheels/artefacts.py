@@ -177,9 +177,9 @@ def prebuilt(folder: Path, name: str, recipe: str) -> tuple[Path, ...]:
 
 
 def entry(config: Config, name: str, key: str) -> Entry | None:
-    """Return the entry with the files that ``get`` returns, and their sizes and digests.
+    """Return the entry that lists the files that ``get`` would return, with their sizes and digests.
 
-    Raises the same exceptions as ``get``.
+    Returns None if there is no entry. Raises the same exceptions as ``get``.
     """
     place = _place(config, name, key)
     while True:

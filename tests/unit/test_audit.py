@@ -206,8 +206,11 @@ def test_each_export_generates_new_host_keys(tree: Path) -> None:
     assert set(second.host_keys).isdisjoint(first.host_keys)
 
 
-def test_a_missing_ssh_server_is_reported(tree: Path) -> None:
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_missing_ssh_server_is_reported(tree: Path, dangling: bool) -> None:
     (tree / "etc/ssh").rmdir()
+    if dangling:
+        (tree / "etc/ssh").symlink_to("/run/ssh")
     made = audit(tree, SETTINGS)
     assert found(made, "host-keys")["/etc/ssh"] == ("no SSH server in the tree", False)
     assert not (tree / "root/.ssh").exists()

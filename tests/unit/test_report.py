@@ -294,6 +294,14 @@ def test_report_contains_the_hash_of_its_evidence(tmp_path: Path) -> None:
     assert sha256_of(path) in (tmp_path / "index.html").read_text()
 
 
+@pytest.mark.parametrize("written", ["", '<testsuites><testsuite name="device"'])
+def test_incomplete_junit_file_is_removed(tmp_path: Path, written: str) -> None:
+    path = tmp_path / "junit.xml"
+    path.write_text(written)
+    suite_result.label_junit(path, document())
+    assert not path.exists()
+
+
 def test_junit_properties_name_the_machine(tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
     path.write_text('<testsuites><testsuite name="device" tests="1"><testcase name="a"/></testsuite></testsuites>')

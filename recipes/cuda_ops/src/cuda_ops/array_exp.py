@@ -2,7 +2,7 @@
 
 For each implementation, the program prints the number of decimal digits that agree with a result in double precision,
 and the time per call. GPU times are measured with CUDA events before and after many calls. As the output states, the
-times exclude copies to and from the GPU, the allocation of the input, and the first call.
+times exclude copies to and from the GPU, the allocation of the input, and the first calls.
 """
 
 from __future__ import annotations

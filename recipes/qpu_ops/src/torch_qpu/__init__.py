@@ -6,7 +6,7 @@
 
 (``import torch`` imports this package automatically if the wheel is installed.)
 
-The QPUs compute float32 operators that have a kernel. The CPU computes all other operators, with its usual results;
+The QPUs run the float32 operators that have a kernel. The CPU runs all other operators, with its usual results;
 ``fallbacks()`` counts the calls of these operators. ``torch.qpu`` is the device's module, like ``torch.cuda``.
 
 Environment variables, read when the first tensor is created:
