@@ -1,9 +1,9 @@
 """Measure the compile time of a few of torch's object files, and estimate the duration of an emulated build of torch.
 
 The sources and command lines are from the build tree of ``./inv build-torch``; ccache is removed from the command
-lines. All of these sources belong to c10, because c10 does not include headers of other libraries, which exist only in the builder image. Three
-variants of GCC compile the object files: an emulated compiler, a native compiler in the emulated container, and a plain
-cross compiler. The recipe's own compiler is also measured.
+lines. All of these sources belong to c10, because c10 does not include headers of other libraries, which exist only in
+the builder image. Three variants of GCC compile the object files: an emulated compiler, a native compiler in the
+emulated container, and a plain cross compiler. The recipe's own compiler is also measured.
 """
 
 from __future__ import annotations

@@ -193,7 +193,8 @@ class DeviceSession:
                 raise ChainBroken(
                     "the board is not using the files that were deployed to the exported tree",
                     expected=f"a board whose root filesystem contains the files listed in {listed}",
-                    found=f"files that differ or are missing: {len(different)} (for example, {shown}); the board's root: {root}",
+                    found=f"files that differ or are missing: {len(different)} (for example, {shown}); "
+                    f"the board's root: {root}",
                     fix="restart the board so that it boots the exported tree; a deployment cannot update a system "
                     "that boots from a card (docs/lab.md)",
                 )

@@ -7,5 +7,6 @@
   loader is used for boards without a TVM runtime (armv7) and for QPU kernels.
 
 ``rpc_worker`` runs with TVM in a separate process, so a crash or hang in TVM cannot affect the task. The modules that
-``rpc_worker`` imports (``compiling``, ``comparing``, ``reporting``) import no modules of this project except each other.
+``rpc_worker`` imports (``compiling``, ``comparing``, ``reporting``) import no modules of this project except each
+other.
 """
