@@ -20,13 +20,16 @@ from pathlib import Path
 from device.remote import faults
 from device.remote.address import Address
 from toolchain import process
-from toolchain.errors import CommandFailed
+from toolchain.errors import BoardSilent, CommandFailed
 
 _PORT = 5037
 _VARIABLES = ("ADB_SERVER_SOCKET", "ANDROID_ADB_SERVER_ADDRESS", "ANDROID_ADB_SERVER_PORT")
 _LIMIT_S = 60.0
 _SETTLE_S = 5.0
-"""How long a phone may take to change from "offline" or "authorizing" to "device" after the server has found it."""
+"""How long to wait until the server has found a phone and the phone's state is "device".
+
+A server that has just been started lists no phones, and a phone is "offline" or "authorizing" at first.
+"""
 _STATES = {"unauthorized": "unauthorized-phone", "authorizing": "unauthorized-phone", "offline": "offline-phone"}
 
 
@@ -44,10 +47,16 @@ def connected(address: Address) -> Iterator[list[str]]:
             answer = process.run([*adb, "connect", address.host], limit_s=_LIMIT_S, check=False).output.strip()
         deadline = time.monotonic() + _SETTLE_S
         while True:
+            last = time.monotonic() >= deadline
             phones = states(process.run([*adb, "devices"], limit_s=_LIMIT_S).output)
-            serial, state = choose(phones, address, answer)
-            if state == "device" or time.monotonic() >= deadline:
-                break
+            try:
+                serial, state = choose(phones, address, answer)
+            except BoardSilent:
+                if last or answer:
+                    raise
+            else:
+                if last or state == "device":
+                    break
             time.sleep(0.1)
         require_usable(state, address)
         yield [*adb, "-s", serial]

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 from extracted_root import extract_root
+from preloaded_workers import preloaded_workers
 from remote_kernels import CRASHING, PARALLEL, RIGHT, TEMPORARY, write
 from test_opencl import write as write_opencl
 from test_opencl_ssh import ARM64_PACKAGES
@@ -89,6 +90,13 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="adbd needs root"),
     pytest.mark.skipif(shutil.which("adb") is None, reason="adb is missing; ./inv installs it"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fork the workers, which compile and do not use the network, from a process that has loaded TVM."""
+    with preloaded_workers(tmp_path_factory.mktemp("preloaded")):
+        yield
 
 
 @pytest.fixture(scope="module")
