@@ -295,7 +295,7 @@ def shell(
     root: bool = False,
     qpulib: str = "",
 ) -> None:
-    """Open a shell in the image with compilers, torch and libqpu; the current folder is mounted at /root/work."""
+    """Open a shell in the image with compilers, torch and libqpu; /root/work is the current folder or --folder."""
     from flow import main_job
 
     config = _config(context, {"qpu.library": qpulib})

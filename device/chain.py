@@ -130,7 +130,7 @@ def image_source(export: Manifest, steps: Sequence[Manifest]) -> Mapping[str, An
 
 
 def _layer(steps: Sequence[Manifest], name: str) -> Artefact | None:
-    """Return the last layer that a step produced, or None if the step produced no layer."""
+    """Return the layer from the last run of a step, or None if there is none."""
     step = _last_manifest(steps, name)
     layers = [item for item in step.artefacts if item.path.suffix == ".tar"] if step is not None else []
     return layers[0] if layers else None

@@ -5,8 +5,8 @@ The board runs this program in the folder that contains the tests.
 The program requires only Python 3.11 or later and pytest. All tests run in a single process, because on an emulated
 board, starting Python again takes as long as running a hundred tests.
 
-The program prints its results to standard output as lines of JSON. Each line is an object whose key ``pitorch``
-contains the type of the line. All other output goes to standard error. The program prints these lines, in this order:
+The program prints its results to standard output as lines of JSON. Each line is an object, whose key ``pitorch`` maps
+to the type of the line. All other output goes to standard error. The program prints these lines, in this order:
 
     {"pitorch": "facts", …}                       the board, see ``facts``
     {"pitorch": "collected", "nodeids": […]}      the tests that pytest will run

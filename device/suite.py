@@ -81,8 +81,8 @@ def test_on_pi(
     the files that were built, or if the board does not read the deployed files. Raises InUse if another run writes to
     the same report, and DiskFull if the disk is too full for the report. Raises ArtefactMissing if there is no exported
     tree, and RootNeeded if the tree must be served but the user is not root. Raises CommandFailed if pytest fails on
-    this PC, before or after the tests. Also raises BoardSilent, AccessDenied and UserError, for example if ``keyword``
-    is not a valid expression.
+    this PC, before or after the tests. Also raises BoardSilent and AccessDenied, and UserError if ``keyword`` is not a
+    valid expression.
     """
     if host is not None and qemu:
         raise UserError(

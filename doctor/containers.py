@@ -1,4 +1,4 @@
-"""Check the Docker engine: its version, storage driver and disk space, and a trial build of an image for the target."""
+"""Check the Docker engine's version, storage driver and disk space, and build an image for the target with it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,10 @@ from toolchain.errors import ChecksFailed
 
 
 def examine(config: Config) -> list[Finding]:
-    """Run the checks of this machine, the engine, the network and the servers. Start an engine if none is running."""
+    """Run the checks of this machine, the engine, the network and the servers, in the order of the data flow.
+
+    Starts an engine if none is running.
+    """
     folder, target = config.build_root, config.image.target
     with files.scratch_folder(resources.writable(folder), "doctor") as scratch:
         before: dict[str, Callable[[], Finding]] = {

@@ -280,7 +280,7 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:
-    """Return a line for each of the first few unchecked functions, followed by the first few unproven functions."""
+    """Return lines for the first few unchecked functions, and then lines for the first few unproven functions."""
     lines = []
     for state in (UNCHECKED, UNPROVEN):
         found = [item for item in static.functions if item.state == state]

@@ -74,7 +74,7 @@ class Context:
 
     @property
     def keyrings(self) -> Path:
-        """The folder for the signing keys of archives that must be downloaded because no package contains them."""
+        """The folder for archives' signing keys that must be downloaded because no package contains the keys."""
         return self.config.build_root / "keys"
 
     @property

@@ -65,7 +65,7 @@ def plan(
 ) -> list[Decision]:
     """Return a decision for each step: whether the step would run, and why.
 
-    With ``update``, the step that queries the mirror runs in any case, and so do the steps that ``again`` names.
+    ``update`` forces the step that queries the mirror to run; ``again`` names other steps that are forced to run.
     ``only`` restricts the plan to the named steps and their dependencies. With ``torch.from_source``, the plan starts
     with the steps that build torch. Raises ConfigError for an unknown step.
     """

@@ -147,8 +147,8 @@ def verify_file(config: Config, path: Path, *, key: Path | None) -> Checked:
     provenance too. If ``key`` or ``registry.public_key`` is set, the file must be signed. Raises SignatureRefused if
     the signature is missing or invalid, or if a signed statement does not match. Raises ConfigError if a key is needed
     but not set. Raises ArtefactDamaged if a provenance or bill of materials is invalid, or if a wheel does not match
-    its provenance. Raises ArtefactMissing if the file has neither a signature nor a provenance and is not a bill of
-    materials.
+    its provenance. Raises ArtefactMissing if the file is unsigned and is neither a wheel with a provenance nor a bill
+    of materials.
     """
     lines = []
     statement = provenance.path_for(path)
@@ -331,7 +331,7 @@ def _recorded(path: Path) -> dict[str, dict[str, str]]:
             f"{path} is damaged",
             expected="the images that were verified here last, as JSON",
             found=f"{type(fault).__name__}: {fault}",
-            fix="restore the file from a backup. You can also remove the file, but then the next verification of each "
+            fix="restore the file from a backup, or remove the file; after a removal, the next verification of each "
             "image also accepts an image that is older than those verified before",
         ) from fault
     return recorded

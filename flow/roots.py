@@ -59,7 +59,7 @@ def common_packages(context: Context) -> tuple[str, ...]:
 
 
 def absent_warnings(context: Context) -> tuple[str, ...]:
-    """Return a warning for each package of ``image.ml_packages`` that the distribution's release lacks."""
+    """Return a warning for each package that ``image.ml_packages`` requires but the distribution's release lacks."""
     absent = packages_not_in("ml_packages", context.image) if context.image.ml_packages else ()
     return tuple(f"{name} is NOT in the image: {context.image.suite} does not have it" for name in absent)
 

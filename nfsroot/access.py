@@ -133,7 +133,7 @@ def diagnose(access: SshAccess, output: str) -> UserError | None:
 
 
 def _to_type(program: str, access: SshAccess) -> str:
-    """Return a command that runs ``program`` with the board's address, as the user whose keys this task uses."""
+    """Return a command that runs ``program`` with the board's address, as the user whose SSH files this task uses."""
     sudo = ["sudo"] if os.geteuid() == 0 and os.environ.get("SUDO_USER") else []
     port = ["-p", str(access.port)] if access.port != 22 else []
     return shlex.join([*sudo, program, *port, f"{access.user}@{access.host}"])

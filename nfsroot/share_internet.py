@@ -9,9 +9,9 @@ makes two changes outside the table, which ``off`` reverts:
   the Docker engine. netfilter drops a packet if any table drops it, so it is not enough to accept the packet in this
   project's table. ``on`` marks these rules with a comment, and ``off`` removes them.
 
-In other chains, such as firewalld's, the policy is accept, and the last rule rejects all remaining packets. ``on`` does
-not change such a chain, because an earlier rule may accept the subnet. ``status`` reports it, because it may be the
-reason why boards have no connection.
+In some other chains, such as firewalld's, the policy is accept, and the last rule rejects all remaining packets. ``on``
+does not change such a chain, because an earlier rule may accept the subnet. ``status`` reports it, because it may be
+the reason why boards have no connection.
 
 All rules are added in one nftables transaction and removed in another. If ``on`` fails or is interrupted, it reverts
 all changes. The state file is written before the first change, so that ``off`` can also undo the changes of an

@@ -364,7 +364,10 @@ def _prepare(layer: Path, root: Path) -> dict[Path, dict[str, bytes]]:
 
 
 def require_end(archive: tarfile.TarFile) -> None:
-    """Raise TarError if data follows the point where tarfile stopped, because it stops silently at a damaged header."""
+    """Raise TarError if data follows the point where tarfile stopped.
+
+    tarfile stops silently at a damaged header.
+    """
     stream = cast(IO[bytes], archive.fileobj)
     stream.seek(archive.offset)
     if any(stream.read(tarfile.BLOCKSIZE)):

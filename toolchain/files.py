@@ -185,8 +185,8 @@ def owned(folder: Path) -> Iterator[None]:
 def held(lock: Path, refusal: UserError, *, shared: bool = False) -> Iterator[None]:
     """Hold a lock file, which is created if necessary and never removed.
 
-    Raises ``refusal`` immediately if another process holds the lock. If the lock file belongs to another user, this
-    user needs only read permission. Raises PermissionError if the file cannot be read or created.
+    Raises ``refusal`` immediately if another process holds the lock. If the lock file belongs to another user, read
+    permission is sufficient. Raises PermissionError if the file cannot be read or created.
     """
     with contextlib.ExitStack() as stack:
         try:

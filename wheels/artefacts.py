@@ -1,4 +1,4 @@
-"""Cache finished wheels, so that each machine or team must run a build that takes an hour only once.
+"""Cache finished wheels, so that a wheel that takes an hour to build is built only once per machine or team.
 
 An entry consists of a finished wheel, the debug symbols that were removed from it, and the provenance. An entry is
 stored in the build folder, in ``artefacts/NAME/KEY/``. The key depends on everything that the build used: the recipe's

@@ -1,10 +1,10 @@
 """``./inv lab up|status|down``: manage a coordinator and an exporter, which run in the background on this PC.
 
 ``up`` writes the exporter's configuration, starts the programs that are not running, and defines a place for each row
-in ``lab.boards``. A shell (the supervisor) restarts each program that exits, because labgrid's exporter exits when the
-connection to the coordinator is lost. The folder ``lab`` in the build folder contains the logs, the generated files,
-and the PID and start time of each supervisor. ``down`` deletes this PC's places and stops both programs. ``down``
-raises InUse while a board is held or other PCs have places on this PC's coordinator.
+in ``lab.boards``. Each program has a supervisor, a shell that restarts the program when it exits, because labgrid's
+exporter exits when the connection to the coordinator is lost. The folder ``lab`` in the build folder contains the logs,
+the generated files, and the PID and start time of each supervisor. ``down`` deletes this PC's places and stops both
+programs. ``down`` raises InUse while a board is held or other PCs have places on this PC's coordinator.
 
 ``up`` starts the coordinator only if ``lab.coordinator`` is an address of this PC and no coordinator responds there.
 """

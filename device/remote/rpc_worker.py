@@ -211,7 +211,7 @@ def loaded(session: Any, library: Path) -> Any:
     try:
         return session.load_module(library.name)
     except Exception as fault:
-        # The board's dynamic loader does not state that the library is for another machine.
+        # The board's dynamic loader may report only "No such file" if the library is for another machine.
         if not any(word in str(fault) for word in _UNLOADABLE):
             raise
         words = [line.strip() for line in str(fault).splitlines() if any(word in line for word in _UNLOADABLE)]

@@ -1,1 +1,1 @@
-"""TVM's FFI, cross-compiled from its source archive for boards that have no wheel in the package index."""
+"""TVM's FFI, cross-compiled from its source archive for boards for which the package index has no wheel."""

@@ -1,7 +1,7 @@
 """Call TVM's compiled kernels on a board without TVM's runtime. Arguments are numpy arrays or torch tensors.
 
-``./inv profile-remote --target armv7 --keep FILE.so`` writes a library of kernels that this module loads. If
-``apache-tvm-ffi`` is installed (``./inv build-tvm-ffi``), a library exported by TVM itself also works::
+``./inv profile-remote --target armv7 --keep FILE.so`` writes a library of kernels for 32-bit boards, which this module
+can load. If ``apache-tvm-ffi`` is installed (``./inv build-tvm-ffi``), a library exported by TVM itself also works::
 
     from pitorch import tvm
 

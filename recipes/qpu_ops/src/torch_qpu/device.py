@@ -1,6 +1,6 @@
 """``torch.qpu``: the device module that PyTorch and models expect, modelled on ``torch.cuda``.
 
-There is one device, ``qpu:0``, and one stream, because launches are synchronous.
+There is one device, ``qpu:0``. There is one stream, because launches are synchronous.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _parallel_or_refused(original: Any) -> Any:
 
 
 def _refused_on_qpu(original: Any) -> Any:
-    """Return a replacement for ``data_parallel`` that raises an error for modules that are not on the CPU."""
+    """Return a replacement for ``data_parallel``, the function, that calls ``_require_cpu`` first."""
 
     def data_parallel(
         module: nn.Module,
