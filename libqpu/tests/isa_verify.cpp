@@ -243,7 +243,8 @@ TEST_CASE("latencies extend across delay slots and branches") {
         "register-file-latency@5<4 register-file-latency@6<4");
   // If an earlier delay slot writes the register, there is no fault.
   CHECK(brief(program("mov.sf -, 1|brr.anyzs 0|nop|ldi ra1, 1|nop|mov r0, ra1")).empty());
-  // The second instruction is two instructions after the first, and a branch is between them.
+  // On the path through the taken branch, the instruction that reads r4 (6) follows the SFU write
+  // (3, in a delay slot) at a distance of two.
   CHECK(brief(program("brr 8|nop|nop|mov sfu_exp, 1.0|nop|nop|mov r0, r4")) == "sfu-latency@6<3");
   // A branch that is always taken has no path to the instruction after its delay slots.
   CHECK(brief(program("ldi ra1, 0|brr 8|nop|nop|ldi ra1, 1|mov r0, ra1|nop")).empty());

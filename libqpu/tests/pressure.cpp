@@ -102,7 +102,7 @@ TEST_CASE("kernels with 30 to 120 live vectors are correct") {
     CHECK_MESSAGE((ratio > 1) == (known != kSlower.end()), ratio);
     CHECK(ratio <= (known == kSlower.end() ? 1 : known->second));
   }
-  // These numbers of clocks are sums over all kernels in the emulator's model.
+  // The numbers of clocks in the emulator's model, summed over all kernels.
   CHECK(clocks[1] <= clocks[0]);
   CHECK(clocks[2] <= clocks[1]);
   CHECK(spilled > count / 4);  // otherwise the kernels do not test spilling

@@ -281,7 +281,7 @@ TEST_CASE("DMA outside of an array is an error") {
                     dmaWaitRead();
                   })(&a),
                   qpu::BoundsError);
-  // A part of a row with only 8 words fits.
+  // Loading only the last 8 words of the array is not an error.
   compile([](Ptr<Int> p) {
     dmaSetupRead(HORIZ, 1, 0, 8);
     dmaStartRead(p + 32);

@@ -236,11 +236,10 @@ inline FloatExpr abs(const FloatExpr& a) { return detail::floatOp(detail::Op::FM
 
 // Functions of the special function unit: 1/x, 1/sqrt(|x|), 2^x and log2(|x|). For x = 0, 1/x and
 // 1/sqrt(|x|) are Inf, 2^x is about 1, and log2(|x|) is -Inf. The typical relative error is 3e-5,
-// and the maximum is 1e-4. For log2 results below 1, these figures are absolute errors. The results
-// of 1/x, 1/sqrt(|x|) and 2^x are not exact, even if they are powers of two. The interpreter and
-// the emulator produce identical bits, but a board produces different bits. qpu/math.h has
-// functions with errors of a few ulp. Sources: samples and hardware tests published by VC4C and
-// py-videocore.
+// and the maximum is 1e-4. For log2 results below 1, these figures are absolute errors. Even
+// results of 1/x, 1/sqrt(|x|) and 2^x that are powers of two are not exact. The interpreter and the
+// emulator produce identical bits, but a board produces different bits. qpu/math.h has functions
+// with errors of a few ulp. Sources: samples and hardware tests published by VC4C and py-videocore.
 inline FloatExpr recip(const FloatExpr& a) { return detail::floatOp(detail::Op::Recip, a); }
 inline FloatExpr rsqrt(const FloatExpr& a) { return detail::floatOp(detail::Op::RecipSqrt, a); }
 inline FloatExpr exp2(const FloatExpr& a) { return detail::floatOp(detail::Op::Exp2, a); }

@@ -245,8 +245,8 @@ class CopyCoalescer {
     f_.qpuNumber = classOf(f_.qpuNumber);
   }
 
-  // If a jump leads to an empty block, redirects the jump to the target of the empty block. Then
-  // removes unreachable blocks.
+  // Jump threading: redirects each edge that leads to a chain of empty blocks to the first block
+  // after the chain. Then removes unreachable blocks.
   void threadJumps() {
     const auto end = [this](std::uint32_t b) {
       for (std::size_t steps = 0; steps < f_.blocks.size(); ++steps) {

@@ -16,9 +16,10 @@ namespace {
 
 constexpr std::uint32_t kLeastRegisters = 7;  // the lowest register limit for which spilling is tried
 // The overlap of the DMA transfers of several QPUs is known only at run time. If many QPUs run,
-// however, they wait for the busier DMA engine. Optimised code that contains spills is therefore
-// used only if its DMA time on the busier engine is at most this fraction of the DMA time of
-// unoptimised code. Unoptimised code has the same transfers as code at level 0.
+// however, they wait for the busier DMA engine. Code that the front end has optimised and that
+// spills to memory is therefore used only if its DMA time on the busier engine is at most this
+// fraction of the DMA time of code that the front end has not optimised. The latter has the same
+// transfers as code at level 0.
 constexpr double kMostDmaTime = 0.9;
 
 // Thrown if there are not enough registers even after spilling.

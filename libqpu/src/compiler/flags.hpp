@@ -1,5 +1,5 @@
-// The possible flags after a comparison and after a combination of comparisons, both for the
-// elements where the condition is true and for the other elements.
+// The flags that a comparison, or a combination of comparisons, can leave in the elements where it
+// is true and in the other elements.
 #ifndef QPU_SRC_COMPILER_FLAGS_HPP
 #define QPU_SRC_COMPILER_FLAGS_HPP
 
@@ -11,8 +11,8 @@
 
 namespace qpu::compiler {
 
-// Two sets of combinations of the flags N, Z and C. Bit 4 N + 2 Z + C of a set represents a
-// combination.
+// Two sets of combinations of the flags N, Z and C. Bit 4 N + 2 Z + C of a set represents the
+// combination of N, Z and C.
 struct FlagSets {
   std::uint8_t yes = 0;  // combinations that are possible where the mask is true
   std::uint8_t no = 0;

@@ -327,8 +327,8 @@ class Lowering {
     blocks_.place(done);
   }
 
-  // Builds a loop whose body is the code that f() generates. The number of iterations is `times`.
-  // After the last iteration, the loop jumps to block `then`.
+  // Builds a loop with `times` iterations (0 is allowed), whose body f() generates. The loop exits
+  // to block `then`.
   template <typename F>
   void repeat(Value times, std::uint32_t then, F f) {
     const Value zero = c_.builder.constant(0);

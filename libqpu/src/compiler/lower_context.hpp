@@ -24,7 +24,8 @@ struct LowerContext {
 
   const detail::Source& source;
   const bool optimise;
-  const bool mergesStores;  // if true, stores to adjacent addresses are merged
+  // If true, stores to adjacent addresses are merged into one DMA transfer.
+  const bool mergesStores;
   const detail::GatherPlan gathers;
   const KernelFacts facts;
   ir::Graph graph;

@@ -1,7 +1,7 @@
 // Lowers loads and stores, which go through the TMUs or through the VPM and its DMA engines.
 //
-// Stores to adjacent addresses can be merged into one DMA transfer. This merging applies
-// superword-level parallelism to memory accesses only. Reference: Samuel Larsen and Saman
+// Stores to adjacent addresses can be merged into one DMA transfer. Merging is superword-level
+// parallelism (SLP) vectorisation of memory accesses only. Reference: Samuel Larsen and Saman
 // Amarasinghe, "Exploiting Superword Level Parallelism with Multimedia Instruction Sets", 2000.
 #ifndef QPU_SRC_COMPILER_LOWER_MEMORY_HPP
 #define QPU_SRC_COMPILER_LOWER_MEMORY_HPP
@@ -17,14 +17,13 @@
 
 namespace qpu::compiler {
 
-// The sum of a constant and of values, each of which is multiplied by a factor. All arithmetic is
-// modulo 2^32.
+// A constant plus a linear combination of values. All arithmetic is modulo 2^32.
 struct LinearSum {
   std::map<ir::Value, std::uint32_t> times;
   std::uint32_t constant = 0;
 
-  // Adds the product of `factor` and v. If v is the result of additions and shifts, adds the
-  // operands of these operations instead.
+  // Adds the product of `factor` and v. If additions, subtractions and left shifts by constants
+  // compute v, adds the corresponding multiples of their operands instead.
   void add(const ir::Graph& graph, ir::Value v, std::uint32_t factor, int depth = 0);
   bool operator==(const LinearSum& o) const { return constant == o.constant && times == o.times; }
 };

@@ -41,7 +41,7 @@ enum class Op : std::uint8_t {
   Uniform,         // the next word of the uniform stream; allowed only at the start of the entry block, in order
   Rotate,          // operand a, rotated to higher element numbers by b (an Immediate 1..15 or element 0 of a register)
   Broadcast,       // element number `constant` (0..15) of operand a, copied to all elements
-  Sfu,             // special function of operand a; `constant` is the function's address, kSfuRecip or a following one
+  Sfu,             // the special function with address `constant` (kSfuRecip..kSfuLog) of operand a
   TmuRequest,      // sends the addresses in operand a to TMU `unit`
   TmuReceive,      // the oldest result from TMU `unit`
   VpmReadSetup,    // writes operand a as a setup word, also for DMA loads; `constant` is unused

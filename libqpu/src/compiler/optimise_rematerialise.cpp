@@ -48,9 +48,9 @@ class Rematerialiser {
     return f;
   }
 
-  // Returns the number of operations that compute v from constants and from values that are live in
-  // any case at the point of highest register pressure (the peak). If v cannot be computed from
-  // these values, returns a number greater than kMostCost.
+  // Returns the number of operations that compute v from constants and from values that are live
+  // anyway at the point of highest register pressure (the peak). If v cannot be computed from these
+  // values, returns a number greater than kMostCost.
   std::uint32_t costOf(Value v, unsigned depth) const {
     const Instruction& i = graph_.values[v];
     switch (i.kind) {

@@ -5,9 +5,9 @@ namespace {
 
 // The length in instructions of the gap between the block's last two receives. QPUs in a slice that
 // wait for the same cache line continue at the same time, so their next requests queue at the TMU.
-// If the gap is as long as the time for a request, QPUs that were last served by the other TMU
-// continue later than the remaining QPUs. The requests are therefore spread over time. The block's
-// branch is often in the gap.
+// If the gap is as long as the time for a request, the QPUs that the other TMU serves last continue
+// later than the others. The requests are therefore spread over time. The block's branch is often
+// in the gap.
 constexpr std::int32_t kReceiveGap = kTmuRequest;
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Instruction selection: translates the intermediate representation to machine operations. Masks
-// are not kept in registers. Instead, operations set the flags where a mask is needed, unless the
-// flags already represent the mask.
+// are usually not materialised in registers. Instead, operations set the flags where a mask is
+// needed, unless the flags already represent the mask.
 //
 // Phis are eliminated with copies at the end of the predecessors and at the start of the block.
 // Reference: Vugranam C. Sreedhar, Roy Dz-Ching Ju, David M. Gillies and Vatsa Santhanam,

@@ -6,8 +6,8 @@
 
 namespace qpu::compiler {
 
-// Replaces a branch with a jump if both targets of the branch are the same block. Also threads
-// jumps through empty blocks, and removes unreachable blocks.
+// Replaces each branch that is always taken, or whose two targets are the same block, with a jump,
+// threads jumps through empty blocks, and removes unreachable blocks.
 void simplifyCfg(Function& function);
 
 }  // namespace qpu::compiler

@@ -28,8 +28,9 @@ void findWriteBarriers(const std::vector<Operation>& operations, std::vector<cha
   }
 }
 
-// Marks the operations between an operation on the VPM's read side and the next operation that
-// depends on the same setup. No reload can be inserted before a marked operation.
+// Marks the operations after an operation on the VPM's read side, up to and including the next
+// read-side operation, if the latter depends on the state that the former left: a setup, a started
+// DMA load or a partly read sequence. No reload can be inserted before a marked operation.
 void findReadBarriers(const std::vector<Operation>& operations, std::vector<char>& noReload) {
   std::size_t next = operations.size();  // the next operation on the read side
   for (std::size_t i = operations.size(); i-- > 0;) {

@@ -1,4 +1,4 @@
-// Emulates the two ALUs on complete vectors, including flags, packing and unpacking. Results are
+// Emulates the two ALUs on complete vectors: results, flags, packing and unpacking. Results are
 // bit-identical to those of interp/arith.hpp. On x86, the common case of a float operation uses the
 // host's float instructions with rounding toward zero. All other cases take a slower exact path.
 #ifndef QPU_SRC_EMU_ALU_HPP

@@ -38,7 +38,8 @@ class History {
   // Clears everything. Releases the memory if the launch was large.
   void clear();
 
-  // The functions release() and acquire() synchronise threads.
+  // release(), acquire() and await() synchronise threads. start() records the start of a DMA
+  // transfer.
   void release(std::uint32_t qpu, Times& at);
   void acquire(std::uint32_t qpu, const Times& from);
   void start(std::uint32_t qpu, bool load, std::uint32_t instruction);
@@ -105,7 +106,8 @@ class History {
     std::vector<PageNote> pages;  // empty before the first access
   };
 
-  // Returns null if nothing was written at this word.
+  // Returns the page (kPageWords words) that contains the word, or null if nothing has been written
+  // to this page.
   static const Page* find(const Shadow& s, std::uint32_t word) {
     return s.written ? s.pages[word / kPageWords].page.get() : nullptr;
   }

@@ -80,7 +80,8 @@ struct UniformStream {
   // True if the uniforms are part of the launch, false if they are in memory.
   bool given = false;
   const std::uint32_t* words = nullptr;
-  std::uint32_t next = 0;                // index of the next word, or the word's bus address
+  // Index of the next word in `words` if `given` is true, and otherwise the word's bus address.
+  std::uint32_t next = 0;
   std::uint32_t count = 0;
   std::uint32_t region = 0;
   std::uint32_t line = UINT32_MAX;       // the cache line that was fetched last

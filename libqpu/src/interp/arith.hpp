@@ -47,8 +47,9 @@ inline double widen(std::uint32_t x) {
 // 64-bit comparison.
 inline std::uint64_t isNotZero(std::uint64_t x) { return (x | (0 - x)) >> 63U; }
 
-// Converts a double to a float by clearing the low 29 bits. The result is Inf if the value is too
-// large, and +0 if the value is smaller than every normal float.
+// Converts a double to a float by clearing the low 29 bits. The result is an infinity with the same
+// sign if the magnitude is too large, and +0 if the magnitude is less than that of every normal
+// float (2^-126).
 inline std::uint32_t truncateToFloat(std::uint64_t bits) {
   const auto d = bitCast<double>(bits & ~std::uint64_t{0x1fffffff});
   const auto f = bitCast<std::uint32_t>(static_cast<float>(d));

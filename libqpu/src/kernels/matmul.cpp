@@ -4,8 +4,8 @@
 // elements are broadcast one by one. Each vector of `b` is used for all 8 rows. At any time, all
 // QPUs compute tiles in the same column of tiles, so that they share the cache lines of `b`.
 //
-// If `a` is read often, the kernel copies it first, so that the two vectors of an iteration are
-// adjacent.
+// If `a` is read often, another kernel (packTiles(), which launch() runs) copies it first, so that
+// the two vectors of an iteration are adjacent.
 //
 // A finished tile is written to memory as a unit, through one half of the VPM, because starting a
 // DMA transfer costs as much as storing many rows. Two semaphores control access to the halves.
@@ -402,8 +402,8 @@ void launch(const K& kernel, const Product& p, int bRow, int bColumn, int beta, 
   static const auto pack = compile(packTiles, "pack");
   const int tiles = (p.m + kRows - 1) / kRows;
   const int rowInTile = (p.k + kDepth - 1) / kDepth * kDepth;
-  // After the last iteration, the kernel requests the values for one more iteration, so the memory
-  // must have room for these values.
+  // During the last iteration, the kernel requests the values of `a` for one more iteration, so the
+  // memory must have room for these values.
   const Scratch packed(static_cast<std::size_t>(tiles * kRows) *
                            static_cast<std::size_t>(rowInTile) +
                        std::size_t{kRows} * kDepth);

@@ -157,13 +157,14 @@ class SharedTile : public Sums {
       block(iteration);
     End
     // After the last block, waits for one more block. The first QPU announces this additional block
-    // when all QPUs have read the last block.
+    // when all QPUs have started the last block. By releasing kRead for the additional block, a QPU
+    // signals that it has finished reading the last block.
     semaDec(kReady);
     semaInc(kRead);
   }
 
-  // Stores the tile. A QPU without a tile also waits for a half, because some QPUs may not have
-  // acquired their last permission before that time.
+  // Stores the tile. A QPU without a tile also waits for a half, because, until a half is free,
+  // some QPUs may not have acquired their last permission.
   void write(const Numbers& params, const Int& row, const Int& column) {
     Int rows = params.get(kM) - row;
     Int half = (me() & 1) * kRows;

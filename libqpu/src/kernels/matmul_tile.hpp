@@ -32,7 +32,7 @@ enum Param {
   kLastK, kAColumn, kBRow, kAlpha, kBeta, kStep, kPacked, kGap
 };
 
-// Maximum gap between the rows of a DMA transfer, which is also the maximum stride, in bytes.
+// Maximum gap between rows of a DMA store, and maximum pitch of rows in a DMA load, in bytes.
 constexpr int kMostGap = 8191;
 
 template <typename T>

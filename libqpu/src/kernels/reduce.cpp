@@ -1,6 +1,6 @@
 // Reductions of an array to a number. The array is divided among twelve workers, regardless of the
-// number of QPUs. The CPU combines the workers' results. The result is therefore the same for any
-// number of QPUs.
+// number of QPUs that execute the workers. The CPU combines the workers' results. The result is
+// therefore the same for any number of QPUs.
 #include <algorithm>
 #include <cmath>
 #include <limits>

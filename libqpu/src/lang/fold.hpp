@@ -1,4 +1,5 @@
-// Folds integer constants in address arithmetic and in the constant operands of inlined functions.
+// Constant folding of integers, for address arithmetic and for constant operands of inlined
+// functions.
 #ifndef QPU_SRC_LANG_FOLD_HPP
 #define QPU_SRC_LANG_FOLD_HPP
 

@@ -23,8 +23,8 @@ constexpr std::uint32_t kEmulatedCode = 0x00100000;
 constexpr std::uint32_t kEmulatedSpill = 0x10000000;
 
 // Returns the board that the emulator models. The board is QPU_BOARD or, by default, a Pi 3.
-// QPU_MODEL selects the board's parameters. For each parameter, "fast" selects the bound of the
-// range that makes kernels faster, and "slow" selects the bound that makes kernels slower. Any
+// QPU_MODEL selects the board's parameters. For each parameter, "fast" selects the bound of its
+// range at which kernels are faster, and "slow" selects the bound at which kernels are slower. Any
 // other value is the path of a file. Throws BackendError if a setting is invalid.
 const emu::Board& emulatedBoard();
 

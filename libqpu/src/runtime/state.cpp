@@ -77,8 +77,8 @@ bool writeSlot(int file, off_t at, const Slot& slot) noexcept {
   return pwrite(file, slot.data(), kSlot, at) == static_cast<ssize_t>(kSlot);
 }
 
-// Returns the header. The header contains the kernel's boot ID, because a file may survive a
-// reboot, which makes the handles in the file invalid.
+// Returns the header. The header contains the kernel's boot ID, because a reboot makes the handles
+// in a file invalid, but the file may survive it.
 Slot header() noexcept {
   Slot slot{};
   std::memcpy(slot.data(), kMagic.data(), kMagic.size());

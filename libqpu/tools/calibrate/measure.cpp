@@ -1,7 +1,7 @@
-// A QPU instruction takes four clocks. If the program waits for a TMU load, the latency of the load
-// is the time from the request until the receiving instruction completes. The next instruction runs
-// four clocks later. A sequence of "mov tmu0_s, r2" and "ldtmu0" therefore takes the latency plus
-// four clocks.
+// A QPU instruction takes four clocks. The latency of a TMU load is counted from the request. An
+// instruction that waits for the load executes when the latency has elapsed, and the next
+// instruction executes four clocks later. A sequence of "mov tmu0_s, r2" and "ldtmu0" therefore
+// takes the latency plus four clocks.
 #include "tools/calibrate/measure.hpp"
 
 #include <algorithm>

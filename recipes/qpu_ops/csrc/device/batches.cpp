@@ -10,8 +10,7 @@ constexpr int kUnrolled = 4;  // number of values of k per iteration
 
 // A QPU computes tiles of 8 rows by 16 columns. In each iteration, a QPU uses two vectors of a and,
 // for each value of k, a row of b. Each vector of a contains 4 rows by 4 values of k, and its
-// elements are broadcast. The tiles of one matrix after the other are distributed round-robin among
-// the QPUs.
+// elements are broadcast. The tiles are distributed round-robin among the QPUs, matrix by matrix.
 void multiply_batch(Int count, Int m, Int n, Int k, Ptr<Float> c, Ptr<Float> a, Int batch_a,
                     Int row_a, Int column_a, Ptr<Float> b, Int batch_b, Int row_b, Int column_b,
                     Float alpha) {

@@ -319,9 +319,8 @@ Tensor joined(const std::vector<Backward>& groups, Tensor (*made)(const Backward
   return all;
 }
 
-// A transposed convolution computes the gradient of an ordinary convolution with respect to the
-// ordinary convolution's input. Returns an undefined tensor if the kernels do not support the
-// operation.
+// A transposed convolution is the gradient of an ordinary convolution with respect to its input.
+// Returns an undefined tensor if the kernels do not support the operation.
 Tensor transposed(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                   Geometry g) {
   g.transposed = false;

@@ -45,8 +45,8 @@ std::size_t limit();
 // mapped uncached. Accesses to single bytes and to unaligned words may cause faults there, so the
 // CPU works on copies. QPU_TORCH_COPY=1 selects copies on all machines.
 bool is_plain_memory();
-// Copies whole words between device memory and any other memory. If both sides have room, `bytes`
-// is rounded up to a multiple of 4.
+// Copies whole words between device memory and any memory, including device memory. `bytes` is
+// rounded up to a multiple of 4, so both sides must have room for the rounded size.
 void copy_words(void* to, const void* from, std::size_t bytes);
 
 // Returns counts, and sizes in bytes. Peak sizes are those since the last call of reset_peaks().
