@@ -105,8 +105,9 @@ class Context:
 def for_all_targets(config: Config, suite: str) -> Config:
     """Return the configuration for products that all targets share.
 
-    The configuration has the suite ``suite`` and the default flavour, architecture and kernel.
+    The configuration has the suite ``suite`` and the default flavour and architecture.
     """
     own = ImageConfig()
-    image = replace(config.image, suite=suite, flavour=own.flavour, architecture=own.architecture, kernel=own.kernel)
+    # The kernel is not reset, because its archive is part of the mirror's key. The target may use the same folder.
+    image = replace(config.image, suite=suite, flavour=own.flavour, architecture=own.architecture)
     return replace(config, image=image)

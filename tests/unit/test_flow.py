@@ -18,8 +18,9 @@ from wheel_parts import make_wheel
 
 from flow import main_job, pipelines, roots, torch_job
 from flow.compilers import emulated_compiler_reason, is_extension_cross_compiled, native_compiler
-from flow.context import Context
+from flow.context import Context, for_all_targets
 from flow.staging import stage_wheels
+from flow.steps import mirror
 from images import apt, rootfs
 from images.recorded_sources import record_of, source_of
 from toolchain import files
@@ -217,6 +218,14 @@ def test_a_missing_key_is_fetched_again_by_the_mirror_step(tmp_path: Path) -> No
     context.keyrings.mkdir()
     (context.keyrings / "raspbian.gpg").touch()
     assert step.missing(manifest) == ""
+
+
+def test_shared_tools_keep_the_mirror_of_the_target(tmp_path: Path) -> None:
+    """Both configurations use the same folder, so another key would cause the target's steps to run again."""
+    config = load_config({"build": {"folder": str(tmp_path)}, "image": {"kernel": "raspberrypi"}})
+    own, shared = Context(config), Context(for_all_targets(config, "trixie"))
+    assert shared.root == own.root
+    assert mirror.step(shared).inputs == mirror.step(own).inputs
 
 
 @pytest.mark.parametrize("runs", [True, False])
