@@ -105,9 +105,13 @@ class Context:
 def for_all_targets(config: Config, suite: str) -> Config:
     """Return the configuration for products that all targets share.
 
-    The configuration has the suite ``suite`` and the default flavour and architecture.
+    The configuration has the suite ``suite``, the flavour Debian and the default architecture.
     """
-    own = ImageConfig()
     # The kernel is not reset, because its archive is part of the mirror's key. The target may use the same folder.
-    image = replace(config.image, suite=suite, flavour=own.flavour, architecture=own.architecture)
-    return replace(config, image=image)
+    return replace(config, image=with_debian(config.image, suite, ImageConfig().architecture))
+
+
+def with_debian(image: ImageConfig, suite: str, architecture: str) -> ImageConfig:
+    """Return an image's settings with the flavour Debian. A mirror of another flavour is not kept."""
+    mirror = image.mirror if image.flavour == "debian" else ""
+    return replace(image, flavour="debian", suite=suite, architecture=architecture, mirror=mirror)

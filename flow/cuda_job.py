@@ -7,7 +7,7 @@ import dataclasses
 from engine.start import ensure_running
 from flow import pipelines
 from flow.build_lock import build_lock
-from flow.context import Context
+from flow.context import Context, with_debian
 from flow.steps import native_python
 from toolchain.architecture import ARCHITECTURES, Architecture
 from toolchain.config import Config
@@ -23,8 +23,8 @@ SUITE = "bookworm"
 
 def context_of(config: Config) -> Context:
     """Return the build's context. The build runs in an amd64 image, regardless of the configured target."""
-    image = dataclasses.replace(config.image, flavour="debian", suite=SUITE, architecture="amd64", profile="container")
-    return Context(dataclasses.replace(config, image=image))
+    image = with_debian(config.image, SUITE, "amd64")
+    return Context(dataclasses.replace(config, image=dataclasses.replace(image, profile="container")))
 
 
 def plan(config: Config, architecture: str = "amd64") -> list[Decision]:

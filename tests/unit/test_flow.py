@@ -16,7 +16,7 @@ from ordinary_user import run_python
 from registry_parts import small_disk
 from wheel_parts import make_wheel
 
-from flow import main_job, pipelines, roots, torch_job
+from flow import cuda_job, main_job, pipelines, roots, torch_job
 from flow.compilers import emulated_compiler_reason, is_extension_cross_compiled, native_compiler
 from flow.context import Context, for_all_targets
 from flow.staging import stage_wheels
@@ -226,6 +226,15 @@ def test_shared_tools_keep_the_mirror_of_the_target(tmp_path: Path) -> None:
     own, shared = Context(config), Context(for_all_targets(config, "trixie"))
     assert shared.root == own.root
     assert mirror.step(shared).inputs == mirror.step(own).inputs
+
+
+@pytest.mark.parametrize("flavour", ["debian", "raspbian"])
+def test_debian_tools_do_not_use_a_mirror_of_raspbian(tmp_path: Path, flavour: str) -> None:
+    given = f"http://mirror.example/{flavour}"
+    config = load_config({"build": {"folder": str(tmp_path)}, "image": {"flavour": flavour, "mirror": given}})
+    for other in (for_all_targets(config, "trixie"), cuda_job.context_of(config).config):
+        uris = {item.uri for item in apt.sources_for(other, tmp_path)}
+        assert (given in uris) == (flavour == "debian")
 
 
 @pytest.mark.parametrize("runs", [True, False])
