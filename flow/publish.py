@@ -29,7 +29,7 @@ from registry.retries import with_retries
 from toolchain import files
 from toolchain.config import ROOT, Config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, SignatureRefused, UserError
-from toolchain.manifest import Manifest
+from toolchain.manifest import Manifest, have_same_needs, is_made_from
 from toolchain.steps import MANIFEST_SUFFIX
 
 BUILD_TYPE = "tag:pitorch,2026:build-image/v1"
@@ -340,25 +340,40 @@ def _recorded(path: Path) -> dict[str, dict[str, str]]:
 def statements(config: Config) -> dict[str, Mapping[str, Any]]:
     """Return the system image's predicates by type: provenance, SPDX and CycloneDX.
 
-    Raises ArtefactMissing if the image in the engine is not the one that was built here.
+    Raises ArtefactMissing if the image in the engine is not the one that was built here, or if a later build without
+    an image has replaced or removed manifests.
     """
-    made = {step: Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}") for step in _STEPS}
-    system, documents = made["system"], made["sbom"]
-    if system is None or documents is None or _image_id(config) != system.facts["image"]:
+    read = {step: Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}") for step in _STEPS}
+    made = {step: item for step, item in read.items() if item is not None}
+    if found := _why_unsigned(config, made):
         raise ArtefactMissing(
             "the image has no provenance",
             expected=f"the image {config.image_reference('system')} from the last ./inv build-image in this folder",
-            found="another image" if system and documents else "no manifest of its build",
+            found=found,
             fix="run ./inv build-image; a pulled image can be pushed, but not signed",
         )
+    documents = made["sbom"]
     for item in documents.artefacts:
         item.verify()
     spdx, cyclonedx = (json.loads(documents.artefact(name).path.read_text()) for name in sbom.NAMES)
     return {
-        PROVENANCE: _provenance(config, {name: item for name, item in made.items() if item is not None}),
+        PROVENANCE: _provenance(config, made),
         SPDX: spdx,
         CYCLONEDX: cyclonedx,
     }
+
+
+def _why_unsigned(config: Config, made: Mapping[str, Manifest]) -> str:
+    """Return the reason why the manifests do not describe the image in the engine, or an empty string if they do."""
+    if missing := [step for step in _STEPS if step not in made]:
+        return f"no manifest of the step {missing[0]}"
+    system, rootfs = made["system"], made["rootfs"]
+    if _image_id(config) != system.facts["image"]:
+        return "another image"
+    parts = all(is_made_from(system, made[step]) for step in ("rootfs", "libqpu", "torch", "qpu-ops"))
+    if not (parts and is_made_from(rootfs, made["mirror"]) and have_same_needs(made["sbom"], system)):
+        return "manifests of another build"
+    return ""
 
 
 def _image_id(config: Config) -> str:
@@ -414,7 +429,7 @@ def _finished(manifest: Path) -> str:
 
 def _provenance(config: Config, made: Mapping[str, Manifest]) -> dict[str, Any]:
     system = made["system"]
-    indices = made["mirror"].facts.get("indices", {}) if "mirror" in made else {}
+    indices = made["mirror"].facts.get("indices", {})
     commit = system.source.get("commit", "")
     return {
         "buildDefinition": {

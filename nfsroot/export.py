@@ -58,7 +58,7 @@ from toolchain.files import (
     sha256_of,
     swapping,
 )
-from toolchain.manifest import Artefact, Manifest
+from toolchain.manifest import Artefact, Manifest, have_same_needs
 from toolchain.steps import MANIFEST_SUFFIX, key_of
 
 _AGAIN = "./inv export-nfsroot"
@@ -208,7 +208,7 @@ def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: P
     if file_in(tree, sbom.STATUS) is None:
         return {}
     made, system = (Manifest.read(config.target_root / f"{step}{MANIFEST_SUFFIX}") for step in ("sbom", "system"))
-    if made and system and system.facts.get("image") == source.id and _same_needs(made, system):
+    if made and system and system.facts.get("image") == source.id and have_same_needs(made, system):
         for item in made.artefacts:
             item.verify()
             shutil.copyfile(item.path, folder / item.path.name)
@@ -233,12 +233,6 @@ def write_sbom(config: Config, source: unpack.SourceImage, tree: Path, folder: P
                 log=config.target_root / "logs" / "sbom.log",
             )
     return {name: sha256_of(folder / name) for name in sbom.NAMES}
-
-
-def _same_needs(made: Manifest, system: Manifest) -> bool:
-    """Return whether a bill of materials and the image were made from the same products."""
-    shared = {name for name in made.inputs if name.startswith("needs:")} & system.inputs.keys()
-    return bool(shared) and all(made.inputs[name] == system.inputs[name] for name in shared)
 
 
 def left_out_warnings(origin: Mapping[str, Any]) -> tuple[str, ...]:

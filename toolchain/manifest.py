@@ -136,6 +136,20 @@ def require(path: Path, task: str) -> Manifest:
     return manifest
 
 
+def is_made_from(made: Manifest, need: Manifest) -> bool:
+    """Return whether a step used the product that the manifest ``need`` describes."""
+    return made.inputs.get(f"needs:{need.step}") == need.product
+
+
+def have_same_needs(one: Manifest, other: Manifest) -> bool:
+    """Return whether two steps need some of the same steps, and used the same products of all of these.
+
+    For example, the system image and its bill of materials must have the same needs.
+    """
+    shared = {name for name in one.inputs if name.startswith("needs:")} & other.inputs.keys()
+    return bool(shared) and all(one.inputs[name] == other.inputs[name] for name in shared)
+
+
 def all_warnings(manifests: Sequence[Manifest]) -> list[str]:
     """Return all warnings without duplicates, in order."""
     return list(dict.fromkeys(warning for manifest in manifests for warning in manifest.warnings))

@@ -367,16 +367,47 @@ def write_build(config: Config, image_id: str) -> None:
     root.mkdir(parents=True)
     for name, document in zip(sbom.NAMES, ({"spdxVersion": "SPDX-2.3"}, {"bomFormat": "CycloneDX"}), strict=True):
         (root / name).write_text(attestations.document_text(document))
+    write_manifest(root, "mirror", facts={"indices": {"http://user:pw@mirror/debian trixie": "cd" * 32}})
+    write_manifest(root, "rootfs", "mirror")
+    parts = ("rootfs", "libqpu", "torch", "qpu-ops")
+    for name in parts[1:]:
+        write_manifest(root, name)
     artefacts = tuple(Artefact.of(root / name) for name in sbom.NAMES)
-    facts = {"parts": {"torch-2.6.0.whl": "ab" * 32}}
-    Manifest(step="sbom", key="k", inputs={}, artefacts=artefacts, facts=facts).write(root / "sbom.manifest.json")
-    Manifest(
-        step="mirror", key="k", inputs={}, facts={"indices": {"http://user:pw@mirror/debian trixie": "cd" * 32}}
-    ).write(root / "mirror.manifest.json")
+    write_manifest(root, "sbom", *parts, artefacts=artefacts, facts={"parts": {"torch-2.6.0.whl": "ab" * 32}})
+    write_manifest(root, "system", *parts, facts={"image": image_id})
+
+
+def write_manifest(root: Path, step: str, *needs: str, artefacts: tuple[Artefact, ...] = (), facts: Any = None) -> None:
+    """Write the manifest of a step that used the products of the steps ``needs``."""
+    made = {name: Manifest.read(root / f"{name}.manifest.json") for name in needs}
+    inputs = {f"needs:{name}": item.product for name, item in made.items() if item}
     source = {"commit": "12" * 20, "dirty": False}
-    Manifest(step="system", key="k", inputs={}, facts={"image": image_id}, source=source).write(
-        root / "system.manifest.json"
-    )
+    manifest = Manifest(step=step, key="k", inputs=inputs, artefacts=artefacts, facts=facts or {}, source=source)
+    manifest.write(root / f"{step}.manifest.json")
+
+
+@pytest.mark.parametrize("changed", ["mirror", "rootfs", "torch", "libqpu", "qpu-ops", "sbom"])
+def test_steps_of_another_build_are_not_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    """A later build that ended before the image was made may have replaced or removed a step's manifest."""
+    monkeypatch.setattr(publish, "_image_id", lambda _: "sha256:1")
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    root = config.target_root
+    write_build(config, "sha256:1")
+    assert set(publish.statements(config)) == {PROVENANCE, SPDX, CYCLONEDX}
+    whole = (root / f"{changed}.manifest.json").read_text()
+    if changed == "sbom":
+        made = json.loads(whole)
+        made["inputs"]["needs:torch"] = "another wheel"
+        (root / "sbom.manifest.json").write_text(json.dumps(made))
+    else:
+        needs = ("mirror",) if changed == "rootfs" else ()
+        write_manifest(root, changed, *needs, facts={"another": "build"})
+    with pytest.raises(ArtefactMissing, match="no provenance") as caught:
+        publish.statements(config)
+    assert caught.value.found == "manifests of another build"
+    (root / f"{changed}.manifest.json").unlink()
+    with pytest.raises(ArtefactMissing, match="no provenance"):
+        publish.statements(config)
 
 
 @pytest.mark.engine
