@@ -122,6 +122,7 @@ def sign_file(config: Config, path: Path) -> Path:
     provenance or the manifest belongs to another file; or UserError if the key cannot be used.
     """
     signer = _private_key(config)
+    path = files.absolute(path)  # the form of the paths in a manifest
     described = provenance.path_for(path)
     if path.suffix == ".whl" and described.is_file():
         provenance.read(described, path)

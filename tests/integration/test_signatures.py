@@ -579,6 +579,24 @@ def test_signed_product_has_the_provenance_of_its_build(keys: Keys, tmp_path: Pa
         publish.sign_file(config, card)
 
 
+@pytest.mark.parametrize("given", ["docs/../sd/card.img", "link/card.img"])
+def test_product_is_recognised_by_any_path(keys: Keys, tmp_path: Path, given: str) -> None:
+    config = load_config({"registry": {"signing_key": str(keys.private), "public_key": str(keys.public)}})
+    card, other = tmp_path / "sd" / "card.img", tmp_path / "sd" / "card.bmap"
+    for folder in ("docs", "sd"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "link").symlink_to("sd")
+    for path in (card, other):
+        path.write_text(path.name)
+    made = Manifest(step="sd", key="k", inputs={}, artefacts=tuple(map(Artefact.of, (card, other))))
+    made.write(tmp_path / "sd" / "sd.manifest.json")
+    envelope = publish.sign_file(config, tmp_path / given)
+    assert envelope == publish.envelope_of(card)
+    statement = json.loads(base64.b64decode(json.loads(envelope.read_text())["payload"]))
+    assert statement["predicateType"] == PROVENANCE
+    assert [item["name"] for item in statement["predicate"]["runDetails"]["byproducts"]] == [other.name]
+
+
 def test_removed_signature_is_refused_if_a_key_is_set(keys: Keys, tmp_path: Path) -> None:
     config = load_config({"registry": {"signing_key": str(keys.private), "public_key": str(keys.public)}})
     wheel = tmp_path / "torch-2.6.0-py3-none-any.whl"
