@@ -53,4 +53,6 @@ def wheels_in(needs: Mapping[str, Manifest]) -> list[dict[str, Any]]:
         path = Path(step.facts["wheel"])
         size = step.facts.get("size", path.stat().st_size if path.is_file() else None)
         found.append({"name": path.name, "size": size, "sha256": step.facts.get("sha256", "")})
+    server = needs["tvm-server"].facts.get("wheels", ()) if "tvm-server" in needs else ()
+    found += [item for item in server if item not in found]  # the step tvm-ffi may install the same wheel
     return sorted(found, key=lambda item: str(item["name"]))

@@ -38,6 +38,7 @@ def step(context: Context) -> Step:
         needs=(
             *("torch", "archives", "rootfs", "libqpu", "qpu-ops"),
             *(("companions",) if config.image.companions else ()),
+            *(("tvm-server",) if config.remote.server_in_image else ()),
             *(("tvm-ffi",) if config.remote.ffi_in_image else ()),
         ),
         action=action,

@@ -22,10 +22,11 @@ def step(context: Context) -> Step:
         with files.scratch_folder(context.root, "tvm-server") as scratch:
             stage = scratch / "root"
             stage.mkdir()
-            tvm_server.stage(data, context.target, context.suite, stage, context.log("tvm-server"))
+            wheels = tvm_server.stage(data, context.target, context.suite, stage, context.log("tvm-server"))
             byte_code.compile_tree(stage, context.tools, context.suite, epoch=context.epoch)
             files.pack(stage, tar, epoch=context.epoch)
-        return Made((tar,), facts={"version": tvm_server.pins()[0]})
+        recorded = [{"name": item.path.name, "size": item.size, "sha256": item.sha256} for item in wheels]
+        return Made((tar,), facts={"version": tvm_server.pins()[0], "wheels": recorded})
 
     return Step(
         name="tvm-server",

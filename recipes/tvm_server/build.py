@@ -16,6 +16,7 @@ from toolchain import files
 from toolchain.architecture import Architecture
 from toolchain.config import ROOT
 from toolchain.errors import CommandFailed, WheelUnusable
+from toolchain.manifest import Artefact
 from wheels.pip import for_target, run_pip
 
 GROUP = "remote"
@@ -30,17 +31,20 @@ def pins() -> tuple[str, ...]:
     return tuple(data["project"]["optional-dependencies"][GROUP])
 
 
-def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: Path) -> None:
-    """Install the server into ``root``.
+def stage(recipe: Recipe, target: Architecture, suite: Suite, root: Path, log: Path) -> tuple[Artefact, ...]:
+    """Install the server into ``root``; return the installed wheels, sorted by name. Their files do not remain.
 
     Raises NetworkUnreachable, or WheelUnusable if there are no wheels for the target.
     """
     site = root / recipe.settings["prefix"].removeprefix("/")
-    _install(target, suite, site, log)
+    with files.scratch_folder(root.parent, "wheels") as fetched:
+        _install(target, suite, fetched, site, log)
+        wheels = tuple(Artefact.of(path) for path in sorted(fetched.glob("*.whl")))
     for name in recipe.settings["left_out"].split():
         files.remove(site / name)
     shutil.copy2(SERVER, site / SERVER.name)
     shutil.copytree(recipe.folder / "files", root, dirs_exist_ok=True)
+    return wheels
 
 
 def check(client: docker.DockerClient, reference: str, target: Architecture, log: Path) -> str:
@@ -60,12 +64,18 @@ def check(client: docker.DockerClient, reference: str, target: Architecture, log
     return found[1] if found else ""
 
 
-def _install(target: Architecture, suite: Suite, site: Path, log: Path) -> None:
-    run_pip(
-        ["install", "--no-deps", "--no-compile", *for_target(target, suite), "--target", site, *pins()],
-        what=f"TVM's server for {suite.name} {target.debian}",
-        log=log,
-        fix="set remote.server_in_image to false; boards without the server run kernels in the loader (docs/remote.md)",
-        missing=WheelUnusable,
-        limit_s=_LIMIT_S,
-    )
+def _install(target: Architecture, suite: Suite, fetched: Path, site: Path, log: Path) -> None:
+    """Download the wheels to ``fetched``, then install these files into ``site``."""
+    download: list[str | Path] = ["download", "--dest", fetched]
+    # If the files were named, pip would write their paths to direct_url.json.
+    install: list[str | Path] = ["install", "--no-index", "--find-links", fetched, "--no-compile", "--target", site]
+    for words in (download, install):
+        run_pip(
+            [*words, "--no-deps", *for_target(target, suite), *pins()],
+            what=f"TVM's server for {suite.name} {target.debian}",
+            log=log,
+            fix="set remote.server_in_image to false; boards without the server run kernels in the loader "
+            "(docs/remote.md)",
+            missing=WheelUnusable,
+            limit_s=_LIMIT_S,
+        )

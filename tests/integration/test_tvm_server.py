@@ -38,7 +38,8 @@ def machines(root: Path) -> set[int]:
 
 def test_the_server_is_staged_without_the_compiler(tmp_path: Path) -> None:
     data = recipe.load("tvm_server")
-    build.stage(data, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
+    wheels = build.stage(data, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "root", tmp_path / "pip.log")
+    assert len(wheels) == len(build.pins())
     site = tmp_path / "root/opt/pitorch/tvm"
     assert machines(tmp_path / "root") == {183}  # EM_AARCH64
     assert (site / "tvm/lib/libtvm_runtime.so").is_file()
@@ -67,6 +68,7 @@ def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None
         steps = {step.name: step for step in pipelines.main_job(context).steps}
     assert ("tvm-server" in steps) == wanted
     assert ("tvm-server" in steps["system"].needs) == wanted
+    assert ("tvm-server" in steps["sbom"].needs) == wanted, "the bill of materials lists the server's wheels"
 
 
 def test_64_bit_arm_programs_run_here_or_are_reported(tmp_path: Path) -> None:

@@ -371,10 +371,16 @@ def test_image_records_its_wheels(chain: Chain, tmp_path: Path) -> None:
     (tmp_path / TORCH["name"]).write_text("torch")
     torch = {"wheel": str(tmp_path / TORCH["name"]), "sha256": TORCH["sha256"]}
     ffi = {"wheel": "apache_tvm_ffi-0.1-cp313-cp313-linux_armv7l.whl", "size": 7, "sha256": "f" * 64}
-    others = {"torch": torch, "tvm-ffi": ffi, "libqpu": {"library": "libqpu"}}
-    needs = {name: Manifest(step=name, key="k", inputs={}, facts=facts) for name, facts in others.items()}
     ffi_noted = {"name": ffi["wheel"], "size": 7, "sha256": "f" * 64}
-    assert layers.wheels_in({**needs, "qpu-ops": found}) == [ffi_noted, recorded, TORCH]
+    server = {"name": "apache_tvm-0.27-py3-none-manylinux_2_28_aarch64.whl", "size": 8, "sha256": "a" * 64}
+    others = {
+        "torch": torch,
+        "tvm-ffi": ffi,
+        "tvm-server": {"version": "apache-tvm==0.27", "wheels": [server, ffi_noted]},
+        "libqpu": {"library": "libqpu"},
+    }
+    needs = {name: Manifest(step=name, key="k", inputs={}, facts=facts) for name, facts in others.items()}
+    assert layers.wheels_in({**needs, "qpu-ops": found}) == [server, ffi_noted, recorded, TORCH]
     without = {name: dataclasses.replace(made, facts={"wheel": ""}) for name, made in needs.items()}
     assert layers.wheels_in(without) == []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 from remote_kernels import RIGHT, write
+from wheel_parts import make_wheel
 
 from device.remote import (
     comparing,
@@ -23,7 +24,10 @@ from device.remote import (
 )
 from device.remote.address import Address, parse, resolve
 from device.remote.loader_session import Timing
+from images.flavour import load_suite
+from recipes import recipe
 from recipes.tvm_server import build as tvm_server
+from toolchain import progress
 from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import Config, load_config
 from toolchain.errors import (
@@ -35,6 +39,8 @@ from toolchain.errors import (
     PlatformMismatch,
     UserError,
 )
+from toolchain.files import sha256_of
+from wheels.index import running_index, wheels_in
 
 REMOTE = Path(faults.__file__).parent
 
@@ -339,6 +345,31 @@ def test_tvm_installation_without_network_leaves_nothing(tmp_path: Path, unreach
 def test_tvm_versions_are_pinned() -> None:
     assert all("==" in pin for pin in tvm_server.pins())
     assert {pin.split("==")[0] for pin in tvm_server.pins()} >= {"apache-tvm", "apache-tvm-ffi"}
+
+
+@pytest.mark.usefixtures("isolated_pip")
+def test_the_wheels_of_the_server_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [
+        make_wheel(tmp_path / "house", {f"{name}.py": "x = 1\n"}, name=name, tag="py3-none-any")
+        for name in ("other", "server")
+    ]
+    monkeypatch.setattr(tvm_server, "pins", lambda: ("server==1.0", "other==1.0"))
+    monkeypatch.setattr(progress, "say", lambda _: None)
+    with running_index(lambda: wheels_in([tmp_path / "house"])) as url:
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        monkeypatch.setenv("no_proxy", "*")
+        wheels = tvm_server.stage(
+            recipe.load("tvm_server"),
+            ARCHITECTURES["arm64"],
+            load_suite("trixie"),
+            tmp_path / "root",
+            tmp_path / "pip.log",
+        )
+    assert [(item.path.name, item.sha256) for item in wheels] == [(path.name, sha256_of(path)) for path in made]
+    site = tmp_path / "root/opt/pitorch/tvm"
+    assert (site / "server.py").is_file()
+    assert not list(site.rglob("direct_url.json")), "the layer must not contain paths of this PC"
+    assert {path.name for path in tmp_path.iterdir()} == {"house", "root", "pip.log"}
 
 
 def test_statistics_of_a_profile() -> None:
