@@ -216,25 +216,28 @@ def test_the_workspace_is_separate_from_the_users_build(tmp_path: Path) -> None:
     assert found.torch.wheelhouse == (str(ROOT / "wheelhouse"),)
 
 
-def test_a_task_gets_the_workspaces_settings(tmp_path: Path) -> None:
-    workspace = workspace_in(tmp_path, architecture="arm64")
-    script = (
-        "import invoke; from toolchain.config import defaults, load_config; "
-        "c = invoke.Config(defaults=defaults()); c.load_shell_env(); c = load_config(c); "
-        "i = c.image; "
-        "print(c.build_root, i.name, i.architecture, i.source_date_epoch, c.nfsroot, c.torch.wheelhouse[0])"
+def test_a_task_gets_the_callers_configuration(tmp_path: Path) -> None:
+    user = load_config(
+        {
+            "build": {"folder": str(tmp_path), "jobs": 3},
+            "image": {"suite": "bookworm", "architecture": "arm64", "mirror": "http://mirror.example/debian"},
+            "torch": {"wheelhouse": ["wheelhouse", str(tmp_path / "a, b")], "options": ["CMAKE_X=-Wl,-O1"]},
+        }
     )
-    environment = {**os.environ, **workspace.environment(), "PYTHONPATH": str(ROOT)}
-    said = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
-    config = workspace.config
-    assert said.stdout.split() == [
-        str(config.build_root),
-        config.image.name,
-        "arm64",
-        str(config.image.source_date_epoch),
-        str(config.nfsroot),
-        config.torch.wheelhouse[0],
-    ]
+    workspace = Workspace.of(user)
+    script = (
+        "import os, tasks; from invoke.context import Context; from toolchain.settings import SettingsFiles; "
+        "c = SettingsFiles(defaults=tasks.namespace.configuration()); "
+        "c.set_runtime_path(os.environ['INVOKE_RUNTIME_CONFIG']); c.load_runtime(); print(tasks._config(Context(c)))"
+    )
+    with workspace.exclusive():
+        environment = {**os.environ, **workspace.environment(), "PYTHONPATH": str(ROOT)}
+        said = subprocess.run(
+            [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True
+        )
+        modes = {path.name: path.stat().st_mode & 0o777 for path in workspace.folder.iterdir()}
+    assert said.stdout.strip() == str(workspace.config)
+    assert modes["settings.json"] == 0o600, "settings can contain passwords"
 
 
 def test_a_foreign_folder_is_not_deleted(tmp_path: Path) -> None:
