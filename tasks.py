@@ -720,7 +720,7 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
 
     _at_least(1, times=times)
     against = str(_path("against", against)) if against else ""
-    print(benchmarks.bench(_config(context), name, times=times, keep=keep, against=against).text())
+    benchmarks.bench(_config(context), name, times=times, keep=keep, against=against)
 
 
 @task(

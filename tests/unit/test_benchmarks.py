@@ -30,10 +30,10 @@ from benchmarks.measure import (
 )
 from benchmarks.workspace import Workspace, size_of
 from recipes.qpu_ops import incremental
-from toolchain import files
+from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES
-from toolchain.config import ROOT, load_config
-from toolchain.errors import CommandFailed, InUse, UserError
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactMissing, CommandFailed, InUse, UserError
 
 
 def a_machine(*, load: float = 0.0, cores: int = 2) -> machine.Machine:
@@ -132,7 +132,6 @@ def test_a_report_shows_which_goals_are_met(tmp_path: Path) -> None:
     assert document["machine"]["cores"] == 2
     assert document["commit"] == "c0ffee"
     assert [path.name for path in tmp_path.iterdir()] == ["trial.json"]
-    assert "trial.json" in suite.Run((report,), tmp_path).text()
 
 
 def test_a_busy_machine_is_reported() -> None:
@@ -283,6 +282,65 @@ def test_an_unknown_benchmark_gets_a_suggestion(name: str, near: str) -> None:
         suite.bench(load_config({}), name)
     assert caught.value.fix == near
     assert "build, extension, export, device" in caught.value.expected
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the benchmarks: without a torch wheel, ``torch`` and ``cpu`` fail. Return the names of those that ran."""
+    ran: list[str] = []
+
+    def run_one(_: Workspace, name: str) -> Report:
+        ran.append(name)
+        if name in ("torch", "cpu"):
+            raise ArtefactMissing(f"no wheel for {name}", fix="run ./inv build-torch")
+        report = a_report(Figure(name="f", value=1.0))
+        return replace(report, result=replace(report.result, name=name, title=f"Title of {name}"))
+
+    monkeypatch.setattr(suite, "ensure_running", lambda _: None)
+    monkeypatch.setattr(suite, "run_one", run_one)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return ran
+
+
+def an_old_tree_of_torch(config: Config) -> None:
+    listed = config.target_root / "work/torch-0123456789ab/pytorch/build/compile_commands.json"
+    listed.parent.mkdir(parents=True)
+    listed.write_text("[]")
+
+
+def test_a_run_of_all_skips_what_has_no_wheel(
+    tmp_path: Path, stubbed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(progress, "warn", warnings.append)
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    an_old_tree_of_torch(config)
+    suite.bench(config, keep=True)
+    assert stubbed == list(suite.BENCHMARKS)
+    assert warnings == [f"skipping {name}: no wheel for {name}; run ./inv build-torch" for name in ("torch", "cpu")]
+    text = capsys.readouterr().out
+    assert [name for name in suite.BENCHMARKS if f"Title of {name}" not in text] == ["torch", "cpu"]
+    assert f"results: {tmp_path}/benchmarks/lab.json" in text
+    with pytest.raises(ArtefactMissing):
+        suite.bench(config, "torch", keep=True)
+
+
+def test_a_report_is_printed_before_the_next_benchmark(
+    tmp_path: Path, stubbed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_one = suite.run_one
+
+    def failing(workspace: Workspace, name: str) -> Report:
+        if name == "extension":
+            raise CommandFailed("the compiler failed")
+        return run_one(workspace, name)
+
+    monkeypatch.setattr(suite, "run_one", failing)
+    with pytest.raises(CommandFailed):
+        suite.bench(load_config({"build": {"folder": str(tmp_path)}}), keep=True)
+    text = capsys.readouterr().out
+    assert "2 cores" in text
+    assert "Title of build" in text
 
 
 def test_an_unchanged_run_must_not_run_any_step() -> None:
