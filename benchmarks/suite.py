@@ -15,7 +15,7 @@ from benchmarks.machine import describe
 from benchmarks.measure import Report
 from benchmarks.workspace import Workspace
 from engine.start import ensure_running
-from toolchain import checkout, progress
+from toolchain import checkout, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactMissing, PlatformMismatch, UserError
 
@@ -35,6 +35,8 @@ BENCHMARKS: Mapping[str, str] = {
 A module is imported only for its benchmark, because labgrid, for example, takes a long time to import.
 """
 
+_WITHOUT_ROOT = frozenset({"kernels", "lab"})
+
 
 def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False, against: str = "") -> None:
     """Run one benchmark, or all of them; print and write each report when its benchmark ends.
@@ -42,7 +44,7 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False,
     ``times`` is the number of repetitions of short measurements. The files built for the benchmarks are removed at the
     end, unless ``keep`` is set; keeping them makes the next run of a single benchmark faster. ``against`` is the path
     of a torch wheel that ``cpu`` also measures. A run of all benchmarks skips those that do not support the target or
-    whose wheel or build tree is missing. Raises UserError for an unknown name.
+    whose wheel or build tree is missing. Raises UserError for an unknown name, and RootNeeded.
     """
     if against and name != "cpu":
         raise UserError(
@@ -52,6 +54,9 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False,
             fix=f"run ./inv bench --name=cpu --against={against}",
         )
     chosen = _chosen(name)
+    if not _WITHOUT_ROOT.issuperset(chosen):
+        again = f"./inv bench --name={name}" if name else "./inv bench"
+        process.require_root("to create files with different owners", again)
     if not name and not torch_wheel.has_tree(config):
         progress.say("    skipping torch: its build tree does not exist (./inv build-torch --again creates one)")
         chosen = [item for item in chosen if item != "torch"]

@@ -33,7 +33,7 @@ from recipes.qpu_ops import incremental
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactMissing, CommandFailed, InUse, UserError
+from toolchain.errors import ArtefactMissing, CommandFailed, InUse, RootNeeded, UserError
 
 
 def a_machine(*, load: float = 0.0, cores: int = 2) -> machine.Machine:
@@ -341,6 +341,27 @@ def test_a_report_is_printed_before_the_next_benchmark(
     text = capsys.readouterr().out
     assert "2 cores" in text
     assert "Title of build" in text
+
+
+@pytest.mark.parametrize("name", ["", "build", "extension", "torch", "export"])
+def test_root_is_required_before_anything_happens(
+    tmp_path: Path, name: str, stubbed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(RootNeeded) as caught:
+        suite.bench(load_config({"build": {"folder": str(tmp_path)}}), name, keep=True)
+    assert caught.value.fix == ("sudo ./inv bench" + (f" --name={name}" if name else ""))
+    assert stubbed == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["kernels", "lab"])
+def test_some_benchmarks_do_not_require_root(
+    tmp_path: Path, name: str, stubbed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    suite.bench(load_config({"build": {"folder": str(tmp_path)}}), name, keep=True)
+    assert stubbed == [name]
 
 
 def test_an_unchanged_run_must_not_run_any_step() -> None:
