@@ -456,6 +456,18 @@ def test_a_copied_checkout_is_complete_and_temporary(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_source_archive_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "archive"
+    for name in ("two words.txt", "docs/naïve.md", "docs/line\nbreak", "build/product"):
+        (archive / name).parent.mkdir(parents=True, exist_ok=True)
+        (archive / name).touch()
+    (archive / ".gitignore").write_text("/build/\n")
+    monkeypatch.setattr(device, "ROOT", archive)
+    with device.copied_checkout(tmp_path) as copy:
+        found = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert found == {".gitignore", "two words.txt", "docs/naïve.md", "docs/line\nbreak"}
+
+
 def test_the_plain_export_keeps_owners_and_capabilities() -> None:
     line = export.plain_way("c0ffee", Path("/somewhere/a tree"))
     assert "export c0ffee | tar --extract '--directory=/somewhere/a tree'" in line
