@@ -506,3 +506,13 @@ def test_kernel_goals_are_read_from_the_output() -> None:
     assert (found[kernels.COMPILE].value, found[kernels.COMPILE].met) == (6.5, True)
     assert found[kernels.CALL].met is True
     assert found["  exp"].goal is None
+
+
+def test_a_lab_has_enough_places_on_large_machines() -> None:
+    script = "import os; os.cpu_count = lambda: 256; from benchmarks import lab; print(2 * lab._TOGETHER, *lab.SIZES)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    boards, *sizes = map(int, said.split())
+    assert boards <= min(sizes)
