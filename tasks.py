@@ -719,7 +719,8 @@ def bench(context: Context, name: str = "", times: int = 3, keep: bool = False, 
     from benchmarks import suite as benchmarks
 
     _at_least(1, times=times)
-    print(benchmarks.bench(_config(context), name, times=times, keep=keep, against=against).text())
+    against = str(_path("against", against)) if against else ""
+    benchmarks.bench(_config(context), name, times=times, keep=keep, against=against)
 
 
 @task(

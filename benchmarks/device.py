@@ -22,6 +22,7 @@ from benchmarks.workspace import Workspace
 from nfsroot import access, qemu, serve
 from nfsroot.layout import Layout
 from nfsroot.private_network import private_network
+from recipes.git import git
 from toolchain import files, process, progress
 from toolchain.config import ROOT
 from toolchain.errors import CommandFailed
@@ -89,20 +90,21 @@ class Subject(Protocol):
 def measure(workspace: Workspace) -> Result:
     """Measure the time from a saved change to its result, for a program and, if the image has torch, the extension.
 
-    Raises RootNeeded, CommandFailed (if the result does not come from the changed kernel), and any error from the
-    build, the deployment or the boot.
+    Raises CommandFailed (if the result does not come from the changed kernel), and any error from the build, the
+    deployment or the boot.
     """
-    process.require_root("to serve and change a tree whose files have different owners", "./inv bench --name=device")
     workspace.ensure_built()
     with progress.step("export the tree and build the development image (not timed)"):
         workspace.task("export-nfsroot")
         workspace.task("shell", "--command=true", f"--folder={workspace.folder}")
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(files.scratch_folder(workspace.folder, "program"))
+        has_torch = bool(workspace.manifests()["torch"].facts["version"])
+        # The copy is created first, so that an error does not discard measurements.
+        checkout = stack.enter_context(copied_checkout(workspace.folder)) if has_torch else None
         figures = _figures(workspace, Program(workspace, scratch))
         notes = ["every result contains the number from the last kernel change"]
-        if workspace.manifests()["torch"].facts["version"]:
-            checkout = stack.enter_context(copied_checkout(workspace.folder))
+        if checkout:
             extension = Extension(workspace, checkout)
             with progress.step("deploy unchanged sources (not timed)"):
                 workspace.task("deploy", cwd=checkout)
@@ -305,10 +307,12 @@ def imports_in(output: str, wanted: float) -> float:
 
 @contextlib.contextmanager
 def copied_checkout(parent: Path) -> Iterator[Path]:
-    """Copy the checkout's files, except those that git ignores."""
-    listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
-    with files.scratch_folder(parent, "checkout") as copy:
-        for name in listed.splitlines():
+    """Copy the checkout's files, except those that ``.gitignore`` names. Raises CommandFailed."""
+    with files.scratch_folder(parent, "checkout") as copy, files.scratch_folder(parent, "git") as empty:
+        # The checkout may be a source archive, or belong to another user, so git uses a new, empty repository.
+        git(empty, "init", "--quiet", "--bare")
+        words = (f"--git-dir={empty}", f"--work-tree={ROOT}", "ls-files", "-z", "--others", "--exclude-standard")
+        for name in git(ROOT, *words).split("\0"):
             if (ROOT / name).is_file():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)

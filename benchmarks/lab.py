@@ -42,8 +42,11 @@ BOARDS_PER_EXPORTER = 40
 SUITE_S = 300.0
 """The assumed duration of the suite on each board."""
 
-_TOGETHER = os.cpu_count() or 1
-"""The number of boards that are acquired at the same time. Each labgrid-client occupies a core."""
+_TOGETHER = min(os.cpu_count() or 1, SIZES[0] // 2)
+"""The number of boards that are acquired at the same time. Each labgrid-client occupies a core.
+
+A lab must have at least twice as many places, because ``_complete`` acquires twice as many boards.
+"""
 
 _START_LIMIT_S = 300.0
 _PYTEST = "import pytest, device.drive, device.strategy, labgrid.pytestplugin, labgrid.remote.client"

@@ -9,17 +9,15 @@ import importlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks import torch_wheel
 from benchmarks.machine import describe
 from benchmarks.measure import Report
 from benchmarks.workspace import Workspace
 from engine.start import ensure_running
-from toolchain import checkout, progress
+from toolchain import checkout, process, progress
 from toolchain.config import Config
-from toolchain.errors import UserError
+from toolchain.errors import ArtefactMissing, PlatformMismatch, UserError
 
 BENCHMARKS: Mapping[str, str] = {
     "build": "benchmarks.build",
@@ -37,27 +35,16 @@ BENCHMARKS: Mapping[str, str] = {
 A module is imported only for its benchmark, because labgrid, for example, takes a long time to import.
 """
 
-
-@dataclass(frozen=True)
-class Run:
-    """The result of a run. ``folder`` contains a JSON file for each benchmark."""
-
-    reports: tuple[Report, ...]
-    folder: Path
-
-    def text(self) -> str:
-        """Return the results as text: the machine's description, the tables and the paths of the result files."""
-        machine = self.reports[0].machine.lines() if self.reports else []
-        results = [f"results: {self.folder / f'{item.result.name}.json'}" for item in self.reports]
-        return "\n".join([*machine, "", *(item.text() for item in self.reports), *results])
+_WITHOUT_ROOT = frozenset({"kernels", "lab"})
 
 
-def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False, against: str = "") -> Run:
-    """Run one benchmark, or all of them. ``times`` is the number of repetitions of short measurements.
+def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False, against: str = "") -> None:
+    """Run one benchmark, or all of them; print and write each report when its benchmark ends.
 
-    Each result is written when its benchmark ends. The files built for the benchmarks are removed at the end, unless
-    ``keep`` is set; keeping them makes the next run of a single benchmark faster. ``against`` is the path of a torch
-    wheel that ``cpu`` also measures. Raises UserError for an unknown name.
+    ``times`` is the number of repetitions of short measurements. The files built for the benchmarks are removed at the
+    end, unless ``keep`` is set; keeping them makes the next run of a single benchmark faster. ``against`` is the path
+    of a torch wheel that ``cpu`` also measures. A run of all benchmarks skips those that do not support the target or
+    whose wheel or build tree is missing. Raises UserError for an unknown name, and RootNeeded.
     """
     if against and name != "cpu":
         raise UserError(
@@ -67,18 +54,25 @@ def bench(config: Config, name: str = "", *, times: int = 3, keep: bool = False,
             fix=f"run ./inv bench --name=cpu --against={against}",
         )
     chosen = _chosen(name)
+    if not _WITHOUT_ROOT.issuperset(chosen):
+        again = f"./inv bench --name={name}" if name else "./inv bench"
+        process.require_root("to create files with different owners", again)
     if not name and not torch_wheel.has_tree(config):
         progress.say("    skipping torch: its build tree does not exist (./inv build-torch --again creates one)")
         chosen = [item for item in chosen if item != "torch"]
     ensure_running(config)
     workspace = Workspace.of(config, times=times, against=against)
-    reports = []
     with workspace.exclusive(), _cleaned_up(workspace, keep=keep):
         for item in chosen:
-            report = run_one(workspace, item)
-            report.write(workspace.results)
-            reports.append(report)
-    return Run(tuple(reports), workspace.results)
+            try:
+                report = run_one(workspace, item)
+            except (ArtefactMissing, PlatformMismatch) as fault:
+                if name:
+                    raise
+                progress.warn(f"skipping {item}: {'; '.join(filter(None, (fault.summary, fault.fix)))}")
+                continue
+            path = report.write(workspace.results)
+            print("\n".join([*report.machine.lines(), "", report.text(), f"results: {path}", ""]), flush=True)
 
 
 def run_one(workspace: Workspace, name: str) -> Report:

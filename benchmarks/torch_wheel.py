@@ -156,7 +156,7 @@ def command_lines(builder: building.Builder) -> list[list[str]]:
     listed = builder.home / "pytorch" / "build" / "compile_commands.json"
     if not listed.is_file():
         raise ArtefactMissing(
-            "there is no build tree of torch",
+            "there is no build tree for the current torch recipe and builder",
             expected=str(listed),
             found="no such file",
             fix="run ./inv build-torch --again first (there is no build tree for a cached or downloaded wheel)",

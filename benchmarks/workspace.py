@@ -7,6 +7,8 @@ equal, the engine might already contain an identical root filesystem, and a clea
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -63,18 +65,13 @@ class Workspace:
         """The folder with build products and logs, which ``clean`` removes."""
         return self.config.build_root
 
+    @property
+    def _settings(self) -> Path:
+        return self.folder / "settings.json"
+
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that make a task use the workspace."""
-        config = self.config
-        return {
-            "INVOKE_RUNTIME_CONFIG": "",  # The user's configuration file would override the variables below.
-            "INVOKE_BUILD_FOLDER": str(config.build_root),
-            "INVOKE_IMAGE_ARCHITECTURE": config.image.architecture,
-            "INVOKE_IMAGE_NAME": config.image.name,
-            "INVOKE_IMAGE_SOURCE_DATE_EPOCH": str(config.image.source_date_epoch),
-            "INVOKE_NFS_FOLDER": "",
-            "INVOKE_TORCH_WHEELHOUSE": ",".join(config.torch.wheelhouse),
-        }
+        """Return the environment variables that make a task use the workspace's configuration."""
+        return {"INVOKE_RUNTIME_CONFIG": str(self._settings)}
 
     def task(self, *words: str, cwd: Path = ROOT) -> Observed:
         """Run a task in the workspace in a separate process. Raises CommandFailed."""
@@ -131,9 +128,13 @@ class Workspace:
         return {path.name: path.stat().st_mtime_ns for path in paths}
 
     def _create_folder(self) -> None:
+        """Create the folder, with the configuration for tasks. Raises UserError if the folder is not pitorch's."""
         self.folder.mkdir(parents=True, exist_ok=True)
         files.require_owned(self.folder)
         (self.folder / files.MARKER).touch()
+        # A file, because it overrides invoke.yaml and can store list entries that contain commas.
+        text = json.dumps(dataclasses.asdict(self.config), default=str)
+        files.write_text_atomically(self._settings, text, mode=0o600)  # settings can contain passwords
 
     def _remove_images(self) -> None:
         ensure_running(self.config)

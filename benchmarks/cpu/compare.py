@@ -21,7 +21,6 @@ from flow.context import Context
 from toolchain import files, process, progress
 from toolchain.errors import ArtefactMissing, PlatformMismatch
 from toolchain.manifest import Manifest
-from toolchain.process import require_root
 from wheels import byte_code
 from wheels import find as wheels
 
@@ -77,7 +76,6 @@ def measure(workspace: Workspace) -> Result:
             found=f"no file {against}",
             fix="pass the path of an existing wheel to --against",
         )
-    require_root("to unpack the root filesystem and the tools", "./inv bench --name=cpu")
     tools = extracted_tools.cpu_tools(config)
     with build_lock(config.target_root), Context(config) as context:
         pipeline = pipelines.cpu_job(context)

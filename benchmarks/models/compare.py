@@ -16,7 +16,6 @@ from flow import extracted_tools, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
 from toolchain import files, progress
-from toolchain.process import require_root
 
 RULE = (
     "Executed instructions of the second call, in QEMU, with one thread and batch size 1; calls from Python are "
@@ -50,7 +49,6 @@ def measure(workspace: Workspace) -> Result:
     Raises ArtefactMissing if there is no torch wheel, CommandFailed if a program fails, and the same errors as
     ``models.compile_for``.
     """
-    require_root("to unpack the root filesystem and the tools", "./inv bench --name=models")
     config = workspace.user
     target = targets.load(_TARGETS[config.image.target.debian])
     tools = extracted_tools.cpu_tools(config)

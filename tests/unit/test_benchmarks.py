@@ -30,10 +30,10 @@ from benchmarks.measure import (
 )
 from benchmarks.workspace import Workspace, size_of
 from recipes.qpu_ops import incremental
-from toolchain import files
+from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES
-from toolchain.config import ROOT, load_config
-from toolchain.errors import CommandFailed, InUse, UserError
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import ArtefactMissing, CommandFailed, InUse, RootNeeded, UserError
 
 
 def a_machine(*, load: float = 0.0, cores: int = 2) -> machine.Machine:
@@ -132,7 +132,6 @@ def test_a_report_shows_which_goals_are_met(tmp_path: Path) -> None:
     assert document["machine"]["cores"] == 2
     assert document["commit"] == "c0ffee"
     assert [path.name for path in tmp_path.iterdir()] == ["trial.json"]
-    assert "trial.json" in suite.Run((report,), tmp_path).text()
 
 
 def test_a_busy_machine_is_reported() -> None:
@@ -216,25 +215,28 @@ def test_the_workspace_is_separate_from_the_users_build(tmp_path: Path) -> None:
     assert found.torch.wheelhouse == (str(ROOT / "wheelhouse"),)
 
 
-def test_a_task_gets_the_workspaces_settings(tmp_path: Path) -> None:
-    workspace = workspace_in(tmp_path, architecture="arm64")
-    script = (
-        "import invoke; from toolchain.config import defaults, load_config; "
-        "c = invoke.Config(defaults=defaults()); c.load_shell_env(); c = load_config(c); "
-        "i = c.image; "
-        "print(c.build_root, i.name, i.architecture, i.source_date_epoch, c.nfsroot, c.torch.wheelhouse[0])"
+def test_a_task_gets_the_callers_configuration(tmp_path: Path) -> None:
+    user = load_config(
+        {
+            "build": {"folder": str(tmp_path), "jobs": 3},
+            "image": {"suite": "bookworm", "architecture": "arm64", "mirror": "http://mirror.example/debian"},
+            "torch": {"wheelhouse": ["wheelhouse", str(tmp_path / "a, b")], "options": ["CMAKE_X=-Wl,-O1"]},
+        }
     )
-    environment = {**os.environ, **workspace.environment(), "PYTHONPATH": str(ROOT)}
-    said = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
-    config = workspace.config
-    assert said.stdout.split() == [
-        str(config.build_root),
-        config.image.name,
-        "arm64",
-        str(config.image.source_date_epoch),
-        str(config.nfsroot),
-        config.torch.wheelhouse[0],
-    ]
+    workspace = Workspace.of(user)
+    script = (
+        "import os, tasks; from invoke.context import Context; from toolchain.settings import SettingsFiles; "
+        "c = SettingsFiles(defaults=tasks.namespace.configuration()); "
+        "c.set_runtime_path(os.environ['INVOKE_RUNTIME_CONFIG']); c.load_runtime(); print(tasks._config(Context(c)))"
+    )
+    with workspace.exclusive():
+        environment = {**os.environ, **workspace.environment(), "PYTHONPATH": str(ROOT)}
+        said = subprocess.run(
+            [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True
+        )
+        modes = {path.name: path.stat().st_mode & 0o777 for path in workspace.folder.iterdir()}
+    assert said.stdout.strip() == str(workspace.config)
+    assert modes["settings.json"] == 0o600, "settings can contain passwords"
 
 
 def test_a_foreign_folder_is_not_deleted(tmp_path: Path) -> None:
@@ -280,6 +282,86 @@ def test_an_unknown_benchmark_gets_a_suggestion(name: str, near: str) -> None:
         suite.bench(load_config({}), name)
     assert caught.value.fix == near
     assert "build, extension, export, device" in caught.value.expected
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the benchmarks: without a torch wheel, ``torch`` and ``cpu`` fail. Return the names of those that ran."""
+    ran: list[str] = []
+
+    def run_one(_: Workspace, name: str) -> Report:
+        ran.append(name)
+        if name in ("torch", "cpu"):
+            raise ArtefactMissing(f"no wheel for {name}", fix="run ./inv build-torch")
+        report = a_report(Figure(name="f", value=1.0))
+        return replace(report, result=replace(report.result, name=name, title=f"Title of {name}"))
+
+    monkeypatch.setattr(suite, "ensure_running", lambda _: None)
+    monkeypatch.setattr(suite, "run_one", run_one)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return ran
+
+
+def an_old_tree_of_torch(config: Config) -> None:
+    listed = config.target_root / "work/torch-0123456789ab/pytorch/build/compile_commands.json"
+    listed.parent.mkdir(parents=True)
+    listed.write_text("[]")
+
+
+def test_a_run_of_all_skips_what_has_no_wheel(
+    tmp_path: Path, stubbed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(progress, "warn", warnings.append)
+    config = load_config({"build": {"folder": str(tmp_path)}})
+    an_old_tree_of_torch(config)
+    suite.bench(config, keep=True)
+    assert stubbed == list(suite.BENCHMARKS)
+    assert warnings == [f"skipping {name}: no wheel for {name}; run ./inv build-torch" for name in ("torch", "cpu")]
+    text = capsys.readouterr().out
+    assert [name for name in suite.BENCHMARKS if f"Title of {name}" not in text] == ["torch", "cpu"]
+    assert f"results: {tmp_path}/benchmarks/lab.json" in text
+    with pytest.raises(ArtefactMissing):
+        suite.bench(config, "torch", keep=True)
+
+
+def test_a_report_is_printed_before_the_next_benchmark(
+    tmp_path: Path, stubbed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_one = suite.run_one
+
+    def failing(workspace: Workspace, name: str) -> Report:
+        if name == "extension":
+            raise CommandFailed("the compiler failed")
+        return run_one(workspace, name)
+
+    monkeypatch.setattr(suite, "run_one", failing)
+    with pytest.raises(CommandFailed):
+        suite.bench(load_config({"build": {"folder": str(tmp_path)}}), keep=True)
+    text = capsys.readouterr().out
+    assert "2 cores" in text
+    assert "Title of build" in text
+
+
+@pytest.mark.parametrize("name", ["", "build", "extension", "torch", "export"])
+def test_root_is_required_before_anything_happens(
+    tmp_path: Path, name: str, stubbed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(RootNeeded) as caught:
+        suite.bench(load_config({"build": {"folder": str(tmp_path)}}), name, keep=True)
+    assert caught.value.fix == ("sudo ./inv bench" + (f" --name={name}" if name else ""))
+    assert stubbed == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["kernels", "lab"])
+def test_some_benchmarks_do_not_require_root(
+    tmp_path: Path, name: str, stubbed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    suite.bench(load_config({"build": {"folder": str(tmp_path)}}), name, keep=True)
+    assert stubbed == [name]
 
 
 def test_an_unchanged_run_must_not_run_any_step() -> None:
@@ -374,6 +456,18 @@ def test_a_copied_checkout_is_complete_and_temporary(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_source_archive_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "archive"
+    for name in ("two words.txt", "docs/naïve.md", "docs/line\nbreak", "build/product"):
+        (archive / name).parent.mkdir(parents=True, exist_ok=True)
+        (archive / name).touch()
+    (archive / ".gitignore").write_text("/build/\n")
+    monkeypatch.setattr(device, "ROOT", archive)
+    with device.copied_checkout(tmp_path) as copy:
+        found = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert found == {".gitignore", "two words.txt", "docs/naïve.md", "docs/line\nbreak"}
+
+
 def test_the_plain_export_keeps_owners_and_capabilities() -> None:
     line = export.plain_way("c0ffee", Path("/somewhere/a tree"))
     assert "export c0ffee | tar --extract '--directory=/somewhere/a tree'" in line
@@ -412,3 +506,13 @@ def test_kernel_goals_are_read_from_the_output() -> None:
     assert (found[kernels.COMPILE].value, found[kernels.COMPILE].met) == (6.5, True)
     assert found[kernels.CALL].met is True
     assert found["  exp"].goal is None
+
+
+def test_a_lab_has_enough_places_on_large_machines() -> None:
+    script = "import os; os.cpu_count = lambda: 256; from benchmarks import lab; print(2 * lab._TOGETHER, *lab.SIZES)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        [sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    boards, *sizes = map(int, said.split())
+    assert boards <= min(sizes)

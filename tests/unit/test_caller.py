@@ -30,6 +30,7 @@ for module, name in (
     ("nfsroot.export", "export"),
     ("device.remote.profiling", "profile"),
     ("flow.build_wheel", "build_wheel"),
+    ("benchmarks.suite", "bench"),
 ):
     setattr(importlib.import_module(module), name, tell)
 task, options = getattr(tasks, sys.argv[1]), json.loads(sys.argv[2])
@@ -57,6 +58,7 @@ def paths(here: Path, task: str, **options: object) -> list[str]:
         ("export_nfsroot", {"folder": "some/dir", "tarball": "../root.tar"}, {"some/dir", "../root.tar"}),
         ("profile_remote", {"kernel": "mine.py", "target": "armv7", "keep": "kept.so"}, {"mine.py", "kept.so"}),
         ("build_wheel", {"what": "project", "package": [], "constraint": [], "env": []}, {""}),
+        ("bench", {"name": "cpu", "against": "old.whl"}, {"old.whl"}),
     ],
 )
 def test_paths_are_from_the_callers_folder(
