@@ -254,7 +254,8 @@ def diff(context: Context, old: str, new: str, json: bool = False) -> None:
     """Show the packages, wheels, files and sizes that differ between two images, trees or bills of materials."""
     from nfsroot import difference
 
-    done = difference.compare(_config(context), old, new, folder=caller.folder())
+    before, after = caller.expanded(old), caller.expanded(new)
+    done = difference.compare(_config(context), before, after, folder=caller.folder())
     if json:
         sys.stdout.write(done.as_json())
     else:
@@ -800,10 +801,10 @@ def build_wheel(
         from_source=from_source,
         packages=package,
         isolated=not no_build_isolation,
-        constraints=constraint,
+        constraints=[caller.expanded(path) for path in constraint],
         variables=env,
     )
-    done = any_wheel.build_wheel(_config(context), what, folder=caller.folder(), options=options)
+    done = any_wheel.build_wheel(_config(context), caller.expanded(what), folder=caller.folder(), options=options)
     progress.summary(f"built in {done.seconds:.1f} s", [done.row], warnings=done.warnings)
 
 
@@ -821,7 +822,7 @@ def audit_wheel(context: Context, what: str, cpu: str, json: bool = False) -> No
     from flow import audit_wheel as wheel_audit
 
     config = _config(context)
-    done = wheel_audit.audit(config, what, folder=caller.folder(), cpu=cpu)
+    done = wheel_audit.audit(config, caller.expanded(what), folder=caller.folder(), cpu=cpu)
     if json:
         sys.stdout.write(done.as_json())
     else:

@@ -34,8 +34,11 @@ def folder() -> Path:
 
 
 def path(given: str) -> Path:
-    """Return a path from the command line, resolved against the caller's folder."""
-    return folder() / given
+    """Return a path from the command line, with ``~`` expanded, resolved against the caller's folder.
+
+    The shell expands ``~`` only at the start of a word, not in ``--folder=~/nfs``.
+    """
+    return folder() / expanded(given)
 
 
 def home() -> str:

@@ -26,7 +26,7 @@ class SettingsFiles(config.Config):
     def load_runtime(self, merge: bool = True) -> None:
         """Read the --config file, which must exist; the file's path is relative to the caller's folder."""
         if given := self._runtime_path:
-            path = caller.path(caller.expanded(os.fspath(given)))
+            path = caller.path(os.fspath(given))
             if path.suffix.lstrip(".") not in self._file_suffixes:
                 kinds = ", ".join(f".{suffix}" for suffix in self._file_suffixes)
                 raise _refusal([f"--config: expected a file whose name ends in one of {kinds}, found {given!r}"])

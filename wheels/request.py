@@ -47,15 +47,7 @@ class Wanted:
         """
         if not _looks_like_path(text, folder):
             return cls._pinned(text)
-        try:
-            path = (folder / Path(text).expanduser()).resolve()
-        except RuntimeError as fault:
-            raise SourceUnavailable(
-                f"there is no project at {text}",
-                expected="~USER, where USER is the name of a user on this PC",
-                found="no such user, or a user without a home folder",
-                fix="check the path, or pass NAME==VERSION for a package in the index",
-            ) from fault
+        path = (folder / text).resolve()
         if path.is_dir():
             if not any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
                 raise SourceUnavailable(

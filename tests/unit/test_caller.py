@@ -26,11 +26,14 @@ def tell(*given, **named):
     printed.extend(str(item) for item in (*given[1:], *named.values()))
     raise tasks.UserError("printed")
 for module, name in (
+    ("benchmarks.suite", "bench"),
+    ("device.remote.models", "profile"),
+    ("flow.audit_wheel", "audit"),
     ("flow.main_job", "open_shell"),
+    ("nfsroot.difference", "compare"),
     ("nfsroot.export", "export"),
     ("device.remote.profiling", "profile"),
     ("flow.build_wheel", "build_wheel"),
-    ("benchmarks.suite", "bench"),
 ):
     setattr(importlib.import_module(module), name, tell)
 task, options = getattr(tasks, sys.argv[1]), json.loads(sys.argv[2])
@@ -65,6 +68,33 @@ def test_paths_are_from_the_callers_folder(
     tmp_path: Path, task: str, options: dict[str, object], found: set[str]
 ) -> None:
     assert {str(tmp_path / path) for path in found} <= set(paths(tmp_path, task, **options))
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("shell", {"folder": "~/work"}),
+        ("export_nfsroot", {"folder": "~/dir", "tarball": "~/root.tar"}),
+        ("profile_remote", {"kernel": "~/mine.py", "target": "armv7", "keep": "~/kept.so"}),
+        ("profile_remote", {"model": "~/mine.pt2", "target": "armv7", "export": "~/exported"}),
+        ("diff", {"old": "~/a.tar", "new": "~/b.tar"}),
+        ("build_wheel", {"what": "~/project", "package": [], "constraint": ["~/limits.txt"], "env": []}),
+        ("audit_wheel", {"what": "~/a.whl", "cpu": "cortex-a53"}),
+        ("bench", {"name": "cpu", "against": "~/a.whl"}),
+    ],
+)
+def test_tilde_in_an_option_is_the_callers_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, options: dict[str, object]
+) -> None:
+    """Bash does not expand ``~`` in ``--folder=~/nfs``."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "limits.txt").touch()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    printed = " ".join(paths(tmp_path, task, **options))
+    assert "~" not in printed
+    assert printed.count(f"{home}/") == json.dumps(options).count("~/")
 
 
 def test_absolute_paths_and_kernel_names_are_unchanged(tmp_path: Path) -> None:
