@@ -63,6 +63,13 @@ _for_all: dict[str, str] = {}
 """Maps the setting ``image.architecture`` to the value of ``--architecture``, an option of all tasks for a target."""
 
 
+class _TargetTask(Task[Any]):
+    """A task whose options do not use the short form ``-h``, because ``-h`` prints the help."""
+
+    def arg_opts(self, name: str, default: str, taken_names: set[str]) -> dict[str, Any]:
+        return super().arg_opts(name, default, taken_names | {"h"})
+
+
 def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
     """Declare a task as Invoke's ``task`` does, and add error reporting and the option ``--architecture``."""
     texts = {"architecture": "armhf, arm64 or amd64 (default: image.architecture)", **settings.pop("help", {})}
@@ -81,7 +88,7 @@ def _target_task(**settings: Any) -> Callable[[Callable[..., None]], Any]:
         signature = inspect.signature(body)
         option = inspect.Parameter("architecture", inspect.Parameter.KEYWORD_ONLY, default="", annotation=str)
         run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-        return task(help=texts, **settings)(_reported(run))
+        return task(help=texts, klass=_TargetTask, **settings)(_reported(run))
 
     return decorate
 

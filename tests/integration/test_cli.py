@@ -89,6 +89,8 @@ def test_every_task_has_help_with_its_options() -> None:
     names = [name for name in names if name.replace("-", "").isalpha() and name.islower()]
     assert {"build-image", "export-nfsroot", "test-on-pi", "push", "shell", "doctor", "test"} <= set(names)
     assert run_alone(("push", "--help"), {}).stdout == run("--help", "push").stdout
+    for words in (("test-on-pi", "-h"), ("test-on-pi", "--qemu", "-h"), ("-h", "test-on-pi")):
+        assert run(*words).stdout == run("--help", "test-on-pi").stdout, words
     for name in ("build-image", "export-nfsroot", "test-on-pi", "push", "shell", "verify", "build-wheel"):
         printed = run(name, "--help")
         assert printed.returncode == 0

@@ -32,7 +32,9 @@ import json, tasks
 from invoke.tasks import Task
 named = {id(task) for task in tasks.namespace.tasks.values()}
 print(json.dumps({
-    "options": {context.name: sorted(context.flags) for context in tasks.namespace.to_contexts()},
+    "options": {
+        context.name: sorted({*context.flags, *context.flags.aliases}) for context in tasks.namespace.to_contexts()
+    },
     "left out": [name for name, value in vars(tasks).items() if isinstance(value, Task) and id(value) not in named],
 }))
 """
@@ -84,6 +86,10 @@ def test_configuration_page_has_every_setting_and_variable() -> None:
 def test_command_line_has_every_task(tasks: Tasks) -> None:
     assert tasks.left_out == []
     assert {"build-image", "upstream-tests", "test"} <= set(tasks.options)
+
+
+def test_short_option_h_is_help_in_every_task(tasks: Tasks) -> None:
+    assert [name for name, options in tasks.options.items() if "-h" in options] == []
 
 
 def test_tasks_and_options_in_pages_exist(tasks: Tasks) -> None:
