@@ -66,8 +66,8 @@ class Probed:
     def verdict(self) -> str:
         """FAIL, INCOMPLETE or PASS.
 
-        The verdict is FAIL if a step executed an illegal instruction, and INCOMPLETE if no step ran or a step failed
-        for another reason.
+        The verdict is FAIL if a step executed an illegal instruction, and INCOMPLETE if no step ran, or a step did not
+        complete or failed for another reason.
         """
         if any(item.signal == _ILLEGAL for item in self.steps):
             return FAIL
@@ -276,7 +276,11 @@ def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cp
             found=f"an emulated CPU with this capability, although QEMU_CPU is {cpu.name}",
             fix="install a newer qemu-user; ./inv doctor prints the installed version",
         )
-    return Probed(tuple(Step(**line) for line in lines[1:]))
+    done = [Step(**line) for line in lines[1:]]
+    if all(item.result == "ok" for item in done if item.step == steps[0][0]):  # otherwise, no other step was started
+        reported = {item.step for item in done}
+        done += [Step(name, 0, "did not complete") for name, _ in steps if name not in reported]
+    return Probed(tuple(done))
 
 
 def _readable(static: Static, disassembler: Disassembler) -> tuple[str, ...]:

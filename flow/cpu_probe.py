@@ -4,8 +4,9 @@ This file runs in a container and requires only Python's standard library.
 
 Usage: ``cpu_probe.py STEPS``, where STEPS is a JSON list of steps in the form [name, Python code]. The first step
 imports the package. Every other step runs in a separate process, in which the names from the first step are defined.
-For each step that runs, a line of JSON is printed. It contains the step's name, the number of the signal that killed
-the step (0 if none did), and the last line of the step's error message (empty if the step succeeded).
+For each step that succeeds, raises an exception or is killed, a line of JSON is printed. It contains the step's name,
+the number of the signal that killed the step (0 if none did), and the last line of the step's error message (empty if
+the step succeeded). No line is printed for a step that ends the process in another way.
 """
 
 import ctypes

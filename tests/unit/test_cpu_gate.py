@@ -6,6 +6,8 @@ import io
 import json
 import re
 import struct
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,11 +17,12 @@ from elftools.elf.elffile import ELFFile
 from rich.console import Console
 from wheel_parts import EM_AARCH64, EM_ARM, HARD, elf, make_wheel
 
+from engine.containers import Ran
 from flow import audit_wheel
 from flow.audit_wheel import FAIL, INCOMPLETE, PASS, Audited, Probed, Step
 from images.flavour import load_suite
 from toolchain.architecture import ARCHITECTURES
-from toolchain.config import Config
+from toolchain.config import Config, load_config
 from toolchain.errors import ChecksFailed, ConfigError, SourceUnavailable, WheelUnusable
 from wheels import cpu_gate, download
 from wheels.cpu_gate import CHECKED, UNCHECKED, UNPROVEN, Function, Static
@@ -319,6 +322,20 @@ def test_an_invalid_requirement_of_a_wheel_is_reported(tmp_path: Path) -> None:
 OK = Step("import one", 0, "")
 
 
+def probe_on_this_pc(monkeypatch: pytest.MonkeyPatch, folder: Path, steps: Sequence[tuple[str, str]]) -> Probed:
+    """Run the probe's script without a container; ``hwcap`` is that of the emulated CPU."""
+
+    def run_in(_client: object, _image: str, argv: Sequence[str], **_options: object) -> Ran:
+        script = [sys.executable, str(Path(audit_wheel.__file__).parent / "cpu_probe.py"), argv[2]]
+        _, *lines = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()
+        return Ran("\n".join([json.dumps({"hwcap": [0, 0]}), *lines]), 0.0)
+
+    monkeypatch.setattr(audit_wheel, "connect", io.BytesIO)
+    monkeypatch.setattr(audit_wheel, "run_in", run_in)
+    config = load_config({"image": {"architecture": "arm64"}, "build": {"folder": str(folder)}})
+    return audit_wheel._probe(config, steps, folder, CPU, folder / "log")
+
+
 def result(functions: Sequence[Function] = (), steps: Sequence[Step] = (OK,), reason: str = "") -> Audited:
     probed = Probed(tuple(steps) if not reason else (), reason)
     return Audited("one-1.0.whl", "0" * 64, CPU, Static(1, tuple(functions)), probed, ("unchecked: f(int) (1 LSE)",))
@@ -350,6 +367,25 @@ def test_the_verdict_follows_from_both_parts(audited: Audited, verdict: str) -> 
     else:
         with pytest.raises(WheelUnusable if verdict == FAIL else ChecksFailed, match=re.escape("one-1.0.whl")):
             audited.require_pass()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "results"),
+    [
+        ("import os", "2", ["ok", "ok"]),
+        ("import os", "os._exit(0)", ["ok", "did not complete"]),
+        ("import os; os.fork = None", "2", ["ok", "did not complete"]),
+        ("import os; os._exit(0)", "2", ["did not complete", "did not complete"]),
+        ("1 / 0", "2", ["ZeroDivisionError: division by zero"]),
+    ],
+)
+def test_steps_of_the_probe_that_do_not_complete_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str, results: list[str]
+) -> None:
+    probed = probe_on_this_pc(monkeypatch, tmp_path, [("first", first), ("second", second)])
+    assert [item.result for item in probed.steps] == results
+    assert [item.step for item in probed.steps] == ["first", "second"][: len(results)]
+    assert probed.verdict == (PASS if set(results) == {"ok"} else INCOMPLETE)
 
 
 def test_both_parts_are_printed_in_80_columns() -> None:
