@@ -67,14 +67,15 @@ def plan(
 
     ``update`` forces the step that queries the mirror to run; ``again`` names other steps that are forced to run.
     ``only`` restricts the plan to the named steps and their dependencies. With ``torch.from_source``, the plan starts
-    with the steps that build torch. Raises ConfigError for an unknown step.
+    with the steps that build torch. Raises ConfigError for an unknown step, or if ``again`` names a step that ``only``
+    omits.
     """
     # Both pipelines have a step ``mirror``; ``update`` applies only to the step of the main job.
     before = [item for item in torch_job.plan(config) if item.step.name != _MIRROR] if config.torch.from_source else []
     with Context(config) as context:
         pipeline = _pipeline(context, again, only)
-        again = [*again, *(["torch"] if any(item.runs for item in before) else [])]
-        return [*before, *_plan(pipeline, update=update, again=again, only=only)]
+        new_torch = any(item.runs for item in before)
+        return [*before, *_plan(pipeline, update=update, again=again, only=only, new_torch=new_torch)]
 
 
 def _pipeline(context: Context, again: Sequence[str], only: Sequence[str]) -> Pipeline:
@@ -88,11 +89,18 @@ def _pipeline(context: Context, again: Sequence[str], only: Sequence[str]) -> Pi
     return with_workbench if extra & {*again, *only} else usual
 
 
-def _plan(pipeline: Pipeline, *, update: bool, again: Sequence[str], only: Sequence[str]) -> list[Decision]:
+def _plan(
+    pipeline: Pipeline, *, update: bool, again: Sequence[str], only: Sequence[str], new_torch: bool = False
+) -> list[Decision]:
     names = [step.name for step in pipeline.steps]
     if unknown := [name for name in (*again, *only) if name not in names]:
         raise ConfigError([f"no step {name!r}; valid: {', '.join(names)}" for name in unknown])
-    return pipeline.plan(force=frozenset(again) | ({_MIRROR} if update else set()), only=only)
+    force = {*again, *([_MIRROR] if update else []), *(["torch"] if new_torch else [])}
+    decisions = pipeline.plan(force=frozenset(force), only=only)
+    planned = {item.step.name for item in decisions}
+    if omitted := [name for name in again if name not in planned]:
+        raise ConfigError([f"--again={name}: expected a step that --only selects" for name in omitted])
+    return decisions
 
 
 def build_image(

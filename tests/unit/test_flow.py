@@ -196,6 +196,14 @@ def test_an_unknown_step_is_rejected_with_the_valid_names(tmp_path: Path) -> Non
         main_job.plan(config_for(tmp_path), only=["dev", "x"])
 
 
+def test_again_rejects_steps_that_only_does_not_select(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        main_job.plan(config_for(tmp_path), only=["libqpu"], again=["system", "libqpu", "mirror"])
+    assert caught.value.faults == ("--again=system: expected a step that --only selects",)
+    config = load_config({"build": {"folder": str(tmp_path)}, "torch": {"from_source": True}})
+    assert main_job.plan(config, only=["libqpu"])[-1].step.name == "libqpu"
+
+
 @pytest.mark.parametrize("image", [{}, {"flavour": "raspbian"}, {"kernel": "raspberrypi"}])
 def test_planning_creates_no_file_and_sends_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: dict[str, str]
