@@ -33,10 +33,10 @@ class Timed:
 def measure(config: Config, *, op: str, inputs: Sequence[str] = (), runs: int = 10, timeline: bool = False) -> Timed:
     """Time an operation.
 
-    Raises UserError if an argument is invalid or there is no GPU, ArtefactMissing if a module cannot be imported, or
-    CommandFailed if the timing tool fails for another reason.
+    Raises ProgramMissing if the Python interpreter does not exist, UserError if an argument is invalid or there is no
+    GPU, ArtefactMissing if a module cannot be imported, or CommandFailed if the timing tool fails for another reason.
     """
-    python = native.interpreter(config)
+    python = process.require_program(str(native.interpreter(config)), "for cuda-timing (setting cuda.python)")
     site = config.build_root / "cuda" / "site"
     environment = {"PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
     folder = config.build_root / "cuda" / "timing"

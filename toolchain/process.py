@@ -377,13 +377,17 @@ def _start_error(words: Sequence[str], fault: OSError) -> UserError:
     line = pasteable(words)
     if fault.errno == errno.ENOENT:
         exists = Path(words[0]).exists()
+        if exists:
+            fix = f"check the program's first line: file {shlex.quote(words[0])}"
+        elif "/" in words[0]:
+            fix = "correct the path"
+        else:
+            fix = f"apt-get install {_PACKAGES.get(words[0], words[0])}"
         return ProgramMissing(
             f"cannot run {line}",
             expected=f"the program {words[0]}" + (" and the interpreter in its first line" if exists else ""),
             found="no such interpreter" if exists else "no such file",
-            fix=f"check the program's first line: file {shlex.quote(words[0])}"
-            if exists
-            else f"apt-get install {_PACKAGES.get(words[0], words[0])}",
+            fix=fix,
         )
     if fault.errno == errno.ENOEXEC:
         return UserError(

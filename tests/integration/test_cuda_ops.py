@@ -36,6 +36,7 @@ from toolchain.errors import (
     ConfigError,
     NetworkUnreachable,
     PlatformMismatch,
+    ProgramMissing,
     UserError,
     WheelUnusable,
 )
@@ -242,6 +243,12 @@ def test_setup_reports_missing_requirements(
 def test_cuda_timing_requires_the_wheel(tmp_path: Path) -> None:
     bare = load_config({"build": {"folder": str(tmp_path)}, "cuda": {"python": sys.executable}})
     with pytest.raises(ArtefactMissing, match="cannot import"):
+        timing.measure(bare, op="add2")
+
+
+def test_cuda_timing_names_the_setting_of_a_missing_interpreter(tmp_path: Path) -> None:
+    bare = load_config({"build": {"folder": str(tmp_path)}, "cuda": {"python": "/no/such/venv/bin/python"}})
+    with pytest.raises(ProgramMissing, match=r"/no/such/venv/bin/python is needed .*cuda\.python"):
         timing.measure(bare, op="add2")
 
 

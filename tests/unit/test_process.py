@@ -190,6 +190,12 @@ def test_a_missing_program_is_reported_with_its_package() -> None:
     assert "apt-get install no-such-tool" in needed.value.fix
 
 
+def test_no_package_is_suggested_for_a_path() -> None:
+    with pytest.raises(ProgramMissing, match="no such file") as caught:
+        process.run(["/no/such/venv/bin/python", "-V"])
+    assert caught.value.fix == "correct the path"
+
+
 def test_programs_in_sbin_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
