@@ -32,9 +32,12 @@ def clear(found: Iterable[Path], base: Path) -> None:
         for path in unlocked:
             if path in used:
                 continue
-            path_size = files.size_of(path) if path.is_dir() else path.lstat().st_blocks * 512
+            path_size = 0
             try:
+                path_size = files.size_of(path) if path.is_dir() else path.lstat().st_blocks * 512
                 files.remove(path)
+            except FileNotFoundError:  # a task for another target has finished and renamed its file
+                continue
             except OSError as fault:
                 progress.warn(
                     f"cannot remove {path} ({progress.human_size(path_size)}), which a killed task left behind: {fault}"

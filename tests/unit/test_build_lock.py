@@ -9,13 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from ordinary_user import run_python
 from registry_parts import small_disk
 from test_flow import needs_root, public
 
 from flow.build_lock import build_lock
-from toolchain import files
+from toolchain import files, leftovers
 from toolchain.config import ROOT
 from toolchain.errors import RootNeeded
 
@@ -132,6 +133,22 @@ def test_folders_in_use_are_not_leftovers(tmp_path: Path) -> None:
     ):
         assert all(path.is_dir() for path in (wheel, packages, layers))
     assert [path for place in ("target", "target/work", "archives") for path in (tmp_path / place).glob(".*")] == []
+
+
+def test_a_file_that_its_task_renames_is_not_a_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / ".pytorch.tar.gz.99.part"
+    part.write_text("finished")
+
+    def rename(**_: object) -> list[object]:
+        part.rename(tmp_path / "pytorch.tar.gz")
+        return []
+
+    monkeypatch.setattr(psutil, "disk_partitions", rename)
+    leftovers.clear([part], tmp_path)
+    assert capsys.readouterr().err == ""
+    assert (tmp_path / "pytorch.tar.gz").read_text() == "finished"
 
 
 @pytest.mark.parametrize("way", ["place", "word", "file"])
