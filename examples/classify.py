@@ -66,11 +66,13 @@ def arguments() -> argparse.Namespace:
 
 
 def opened(path: Path) -> Tensor:
-    """Read a picture from a file: 3 channels x height x width, values from 0 to 255."""
+    """Read a picture from a file, or the first frame of an animation: 3 x height x width, values from 0 to 255."""
     try:
-        return torchvision.io.decode_image(str(path), torchvision.io.ImageReadMode.RGB)
+        picture = torchvision.io.decode_image(str(path), torchvision.io.ImageReadMode.RGB, apply_exif_orientation=True)
     except RuntimeError as fault:
         sys.exit(f"{path} cannot be read as a picture: {str(fault).splitlines()[0]}")
+    # decode_image returns 4 dimensions for an animation, and values of 16 bits for some PNG files.
+    return pictures.to_dtype(picture if picture.ndim == 3 else picture[0], torch.uint8, scale=True)
 
 
 def frame(source: str) -> Tensor:
