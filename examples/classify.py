@@ -12,9 +12,9 @@ weights to create the int8 network. It determines the value ranges from the pict
 from __future__ import annotations
 
 import argparse
-import pickle
 import statistics
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -33,13 +33,13 @@ def main() -> None:
     """Read a picture, run both networks and print the table."""
     options = arguments()
     picture = prepared(frame(options.camera) if options.camera is not None else opened(options.picture))
-    labels = options.labels.read_text().splitlines() if options.labels else []
     exact = network(options.model, options.weights)
     coarse = in_int8(options.model, options.weights, [picture, picture.flip(3)])
+    labels = options.labels.read_text().splitlines() if options.labels else []
     results = {name: run(model, picture, options.times) for name, model in (("float32", exact), ("int8", coarse))}
     for name, (shares, milliseconds) in results.items():
         print(f"{name}: {milliseconds:.0f} ms per picture, median of {options.times}")
-        for share, number in zip(*(item.tolist() for item in shares.topk(5)), strict=True):
+        for share, number in zip(*(item.tolist() for item in shares.topk(min(5, len(shares)))), strict=True):
             print(f"  {share:6.1%}  {labels[number] if number < len(labels) else f'class {number}'}")
 
 
@@ -66,11 +66,13 @@ def arguments() -> argparse.Namespace:
 
 
 def opened(path: Path) -> Tensor:
-    """Read a picture from a file: 3 channels x height x width, values from 0 to 255."""
+    """Read a picture from a file, or the first frame of an animation: 3 x height x width, values from 0 to 255."""
     try:
-        return torchvision.io.decode_image(str(path), torchvision.io.ImageReadMode.RGB)
+        picture = torchvision.io.decode_image(str(path), torchvision.io.ImageReadMode.RGB, apply_exif_orientation=True)
     except RuntimeError as fault:
         sys.exit(f"{path} cannot be read as a picture: {str(fault).splitlines()[0]}")
+    # decode_image returns 4 dimensions for an animation, and values of 16 bits for some PNG files.
+    return pictures.to_dtype(picture if picture.ndim == 3 else picture[0], torch.uint8, scale=True)
 
 
 def frame(source: str) -> Tensor:
@@ -98,14 +100,14 @@ def prepared(picture: Tensor) -> Tensor:
 
 def network(name: str, weights: Path) -> nn.Module:
     """Return the model in float32."""
-    return loaded(torchvision.models.get_model(name), weights)
+    return loaded(name, weights)
 
 
 def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
     """Return the model quantised to int8. Running the model on ``examples`` determines the value ranges."""
     # The default engine of upstream's torch for 64-bit ARM is oneDNN, with which int8 is slower than float32.
     torch.backends.quantized.engine = "qnnpack"
-    model = loaded(torchvision.models.get_model(f"quantized_{name}", quantize=False), weights)
+    model = loaded(f"quantized_{name}", weights, quantize=False)
     model.fuse_model()
     model.qconfig = quantization.get_default_qconfig("qnnpack")
     quantization.prepare(model, inplace=True)
@@ -115,12 +117,21 @@ def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
     return quantization.convert(model)
 
 
-def loaded(model: nn.Module, weights: Path) -> nn.Module:
-    """Return the model with the weights from a file. Ends the program with a message if the weights do not fit."""
+def loaded(name: str, weights: Path, **settings: bool) -> nn.Module:
+    """Return a model of torchvision with the weights from a file. Ends the program with a message if they do not fit.
+
+    The number of classes is the number of rows of the last matrix in the file, which belongs to the classifier.
+    """
     try:
-        model.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError) as fault:
-        sys.exit(f"{weights} is not a state dict of {type(model).__name__} ({type(fault).__name__})")
+        state = torch.load(weights, weights_only=True, map_location="cpu")
+        classes = [item for item in state.values() if item.ndim == 2][-1].shape[0]
+    except Exception as fault:  # torch.load raises many types of errors for other files
+        sys.exit(f"{weights} is not a file from torch.save(model.state_dict(), ...) ({type(fault).__name__})")
+    model = torchvision.models.get_model(name, num_classes=classes, **settings)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as fault:
+        sys.exit(f"{weights} is not a state dict of {name}: {textwrap.shorten(str(fault), 200)}")
     return model.eval()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +51,9 @@ def build(
 ) -> None:
     """Compile a library in an image, and pack the files for the target root into ``tar``.
 
-    There is one build tree per image, so only files that depend on a changed file are recompiled. The sources and the
-    tree are mounted at fixed paths, so the product does not depend on the checkout's path. Raises CommandFailed with
-    the last lines of the compiler's output.
+    There is one build tree per image, so only files that depend on a changed file are recompiled. A copy of the sources
+    and the tree are mounted at fixed paths, so the product does not depend on the checkout's path. Raises CommandFailed
+    with the last lines of the compiler's output.
     """
     target, prefix = config.image.target, recipe.settings["prefix"]
     work = config.target_root / "work" / f"{recipe.name}-{image_id.removeprefix('sha256:')[:12]}"
@@ -62,6 +63,9 @@ def build(
     tree.mkdir(exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
+    copies = {place: work / f"sources{plan.label}" / str(number) for number, place in enumerate(plan.sources)}
+    for place, copy in copies.items():
+        _update_copy(plan.sources[place], copy)
     owner = work.stat()
     script = [*map(shlex.join, plan.commands), f"chown -R {owner.st_uid}:{owner.st_gid} {STAGE} {TREE}"]
     run_in(
@@ -70,7 +74,7 @@ def build(
         ["sh", "-euc", " && ".join(script)],
         architecture=host_architecture() if plan.cross else target,
         binds=[
-            *(f"{folder.resolve()}:{place}:ro" for place, folder in plan.sources.items()),
+            *(f"{copy}:{place}:ro" for place, copy in copies.items()),
             f"{tree}:{TREE}:rw",
             f"{stage}:{STAGE}:rw",
         ],
@@ -82,3 +86,23 @@ def build(
     recipe.require_outputs(installed)
     register(stage, installed, prefix)
     files.pack(stage, tar, epoch=config.image.source_date_epoch)
+
+
+def _update_copy(folder: Path, copy: Path) -> None:
+    """Make ``copy`` equal to ``folder``, except for ``.git`` and byte-code caches. Write only files that differ.
+
+    ninja recompiles what depends on a file that is newer than the object. A changed file can be older than the object,
+    for example if a backup was restored or the folder belongs to another checkout. The changed files in the copy are
+    always newer.
+    """
+    found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
+    wanted = {name: path for name, path in found.items() if not {".git", "__pycache__"}.intersection(name.parts)}
+    folders = {parent for name in wanted for parent in name.parents}
+    for path in sorted(copy.rglob("*")):
+        if path.relative_to(copy) not in (folders if path.is_dir() else wanted):
+            files.remove(path)
+    for name, path in wanted.items():
+        target = copy / name
+        if not target.is_file() or target.read_bytes() != path.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)

@@ -53,6 +53,9 @@ BOOT_MIB = 128
 ROOT_START = (BOOT_START_MIB + BOOT_MIB) << 20
 """The offset of the root's file system, in bytes."""
 
+FIRST_BOOT = "first boot"
+"""The manifest's input for the settings for the first boot."""
+
 _ROOT_FREE_MIB = 128
 """The free space in the root for cloud-init, which writes there before it enlarges the root's file system."""
 _JOURNAL_MIB = 16
@@ -122,6 +125,12 @@ def uuid_of(seed: str, purpose: str) -> str:
 
 def _digest(seed: str, purpose: str) -> bytes:
     return hashlib.sha256(f"{purpose} {seed}".encode()).digest()
+
+
+def first_boot_digest(config: Config) -> str:
+    """Return the SHA-256 of the configured settings for the first boot."""
+    user_data = first_boot.user_data(config.sd, config.sd.hostname or config.image.host_name)
+    return hashlib.sha256(f"{user_data}{first_boot.network_config(config.sd)}".encode()).hexdigest()
 
 
 def build(config: Config) -> Manifest:
@@ -231,7 +240,7 @@ def _make(
         os.replace(scratch / name, path)
     origin = origin_of(config, source)
     products = [folder.image, folder.bmap, folder.checksum, folder.imager, *(folder.sbom if documents else ())]
-    inputs = {"image": source.id, "first boot": hashlib.sha256(f"{user_data}{network}".encode()).hexdigest()}
+    inputs = {"image": source.id, FIRST_BOOT: first_boot_digest(config)}
     return Manifest(
         step="sd",
         key=key_of("sd", inputs),

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from sdcard import bmap
-from sdcard.image import Folder
-from toolchain import manifest, process, progress
+from sdcard.image import FIRST_BOOT, Folder, first_boot_digest
+from toolchain import caller, manifest, process, progress
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, InUse, UserError
+from toolchain.manifest import Manifest
+from toolchain.steps import MANIFEST_SUFFIX
 
 _LIMIT_S = 7200.0
 _BLKFLSBUF = 0x1261
@@ -35,18 +37,23 @@ class Written:
 def write_card(config: Config, device: Path, *, removable: bool = True) -> Written:
     """Write the configuration's card image to a block device, then read the device back and compare the content.
 
+    A warning is printed if the card image does not have the current settings or the latest system image.
+
     If ``removable`` is true, only a card or USB device is accepted. Raises ArtefactMissing if there is no image;
     ArtefactDamaged if the image was changed or the device's content differs from the image; RootNeeded; UserError if
     the device is not suitable, for example because it is too small; or InUse if the device is mounted.
     """
     began = time.monotonic()
     folder = Folder.of(config)
-    for artefact in manifest.require(folder.manifest, "sd-image").artefacts:
+    made = manifest.require(folder.manifest, "sd-image")
+    for artefact in made.artefacts:
         artefact.verify()
     blocks = bmap.read(folder.bmap)
     process.require_root("to write to a device", "./inv write-card DEVICE")
     _require_card(device, blocks.size, removable=removable)
     program = process.require_program("bmaptool", "to write the card")
+    for found in _outdated(config, made):
+        progress.warn(f"{folder.image.name} was made {found}; to make it again, run {caller.command('sd-image')}")
     with progress.step(f"write {folder.image.name} to {device}"):
         process.run(
             [program, "copy", "--bmap", folder.bmap, folder.image, device],
@@ -56,6 +63,18 @@ def write_card(config: Config, device: Path, *, removable: bool = True) -> Writt
     with progress.step(f"read {device} back"):
         _compare(device, blocks)
     return Written(device, sum(item.size for item in blocks.ranges), time.monotonic() - began)
+
+
+def _outdated(config: Config, made: Manifest) -> list[str]:
+    """Return what has changed since the card image was made, as parts of a sentence."""
+    found = []
+    if made.inputs.get(FIRST_BOOT) != first_boot_digest(config):
+        found.append("with other settings for the first boot (sd.*) than the current ones")
+    built = Manifest.read(config.target_root / f"system{MANIFEST_SUFFIX}")
+    known = [made.facts.get(name) for name in ("image_id", "built_image")]
+    if built is not None and built.facts.get("image") not in known:
+        found.append("before the last build of the system image")
+    return found
 
 
 def _require_card(device: Path, size: int, *, removable: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +30,25 @@ def build(config: Config, *targets: str, options: Sequence[str] = ()) -> Path:
             files.remove(cache)  # The checkout was moved or copied; CMake would reject the old absolute paths.
             files.remove(tree / "CMakeFiles")
         process.run(["cmake", "-S", sources, "-B", tree, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options])
+        _clean_if_ninja_misses_a_change(tree, sources)
         if "no work to do" not in process.run([*command, "--", "-n"]).output:
             with progress.step("compile libqpu for this PC"):
                 process.run(command, limit_s=1800)
     return tree
+
+
+def _clean_if_ninja_misses_a_change(tree: Path, sources: Path) -> None:
+    """Remove all objects if a source has changed but its time stamp is older than the previous build.
+
+    Examples are a restored backup and a replaced folder. ninja compiles only files that are newer than their objects.
+    """
+    record = tree / "sources.json"
+    found = {str(path.relative_to(sources)): path.stat() for path in sources.rglob("*") if path.is_file()}
+    known, since = ({}, sys.maxsize)
+    if record.is_file():
+        known, since = json.loads(record.read_text()), record.stat().st_mtime_ns
+    # Programs can set a file's mtime, but not its ctime.
+    if any(known.get(name) != item.st_ctime_ns and item.st_mtime_ns <= since for name, item in found.items()):
+        process.run(["cmake", "--build", tree, "--target", "clean"])
+    # Written before the build, so that it is also correct if the build fails.
+    files.write_text_atomically(record, json.dumps({name: item.st_ctime_ns for name, item in found.items()}))

@@ -20,7 +20,7 @@ import re
 import shlex
 import shutil
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +77,7 @@ class PreviousBuild:
             "objects": {item[item.index("-o") + 1]: self._key(item) for item in commands if "-c" in item},
             "names": _names(self.source),
         }
-        files.write_text_atomically(self.folder / _RECORD, json.dumps(document, indent=1))
+        self._write(document)
 
     def rebuild(
         self, recipe: Path, surroundings: str, run: Callable[[Sequence[Sequence[str]]], object], out: Path
@@ -94,27 +94,36 @@ class PreviousBuild:
             objects = dict(document["objects"])
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
-        links = [item for item in commands if "-shared" in item]
+        links = {self.source / item[item.index("-o") + 1]: item for item in commands if "-shared" in item}
         fits = document.get("surroundings") == surroundings and document.get("names") == _names(recipe)
-        if not fits or not links or not objects or not old.is_file():
+        if not fits or not links or not old.is_file():
             return None
-        # Delete the record first, so that no record exists if an interruption leaves the files inconsistent.
-        (self.folder / _RECORD).unlink()
+        if not all((self.source / name).is_file() for name in document["names"]):
+            return None
         for name in document["names"]:
             if (recipe / name).read_bytes() != (self.source / name).read_bytes():
                 shutil.copyfile(recipe / name, self.source / name)
         outdated = [item for item in commands if "-c" in item and self._outdated(item, objects)]
         outputs = {item[item.index("-o") + 1] for item in outdated}
+        linked = {module: item for module, item in links.items() if outputs.intersection(item)}
+        if not all(module.is_file() for module in links if module not in linked):
+            return None
         if outdated:
-            run([*outdated, *(link for link in links if outputs.intersection(link))])
-        libraries = [self.source / link[link.index("-o") + 1] for link in links]
-        made = _rewrapped(old, out / old.name, self.source / "src", libraries)
+            # After an error or an interruption, the next call compiles these objects and links their modules again.
+            document["objects"] = {name: key for name, key in objects.items() if name not in outputs}
+            self._write(document)
+            run([*outdated, *linked.values()])
+        made = _rewrapped(old, out / old.name, self.source / "src", list(links))
         if made is None:
             return None
-        shutil.copy2(made, old)
+        with files.replacing(old) as aside:
+            shutil.copy2(made, aside)
         document["objects"] = {item[item.index("-o") + 1]: self._key(item) for item in commands if "-c" in item}
-        files.write_text_atomically(self.folder / _RECORD, json.dumps(document, indent=1))
+        self._write(document)
         return made
+
+    def _write(self, document: Mapping[str, object]) -> None:
+        files.write_text_atomically(self.folder / _RECORD, json.dumps(document, indent=1))
 
     def _outdated(self, command: Sequence[str], objects: dict[str, str]) -> bool:
         product = command[command.index("-o") + 1]

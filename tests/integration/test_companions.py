@@ -262,18 +262,34 @@ def test_serve_wheels_offers_the_images_companions(tmp_path: Path) -> None:
 
 CLASSIFY = """
 import sys, torch, torchvision
+from pathlib import Path
+from PIL import Image
 sys.path.insert(0, "/usr/src/examples")
 import classify
 torch.backends.quantized.engine = "none"  # as on arm64, the default engine is not the one that the example requires
 torch.manual_seed(1)
-torch.save(torchvision.models.mobilenet_v2().state_dict(), "weights.pth")
+torch.save(torchvision.models.mobilenet_v2(num_classes=3).state_dict(), "weights.pth")
+torch.save(torchvision.models.resnet18().state_dict(), "resnet.pth")
 torchvision.io.write_jpeg(torch.full((3, 300, 400), 90, dtype=torch.uint8), "picture.jpg")
-for words in ("weights.pth picture.jpg", "picture.jpg picture.jpg", "weights.pth weights.pth"):
-    sys.argv = ["classify.py", "--times=1", "--weights", *words.split()]
+Path("labels.txt").write_text("tench\\ngoldfish\\n")
+for weights in ("weights.pth", "picture.jpg", "labels.txt", "resnet.pth"):
+    sys.argv = ["classify.py", "--times=1", "--weights", weights, "picture.jpg"]
     try:
         classify.main()
     except SystemExit as end:
         print(end)
+try:
+    classify.opened(Path("weights.pth"))
+except SystemExit as end:
+    print(end)
+turned = Image.Exif()
+turned[0x112] = 6  # the orientation: rotate the picture by 90 degrees
+Image.new("RGB", (40, 30), "red").save("turned.jpg", exif=turned)
+Image.new("I;16", (40, 30), 0x8000).save("deep.png")
+Image.new("RGB", (40, 30), "red").save("moving.gif", save_all=True, append_images=[Image.new("RGB", (40, 30), "blue")])
+for name in ("turned.jpg", "deep.png", "moving.gif"):
+    picture = classify.opened(Path(name))
+    print(name, *picture.shape, picture.dtype, *picture[:, 5, 5].tolist())
 """
 
 
@@ -283,7 +299,10 @@ for words in ("weights.pth picture.jpg", "picture.jpg picture.jpg", "weights.pth
 def test_the_example_classifies_a_picture_in_float32_and_int8(
     product_config: Config, built: main_job.Built, client: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """The example runs with random weights, and prints an error message for unsuitable weights and images."""
+    """The example runs with random weights for 3 classes, and reports unsuitable weights and files.
+
+    It applies a photo's orientation, converts values of 16 bits, and uses the first frame of an animation.
+    """
     assert built.manifest("companions").facts["wheels"]
     done = run_in(
         client,
@@ -295,8 +314,13 @@ def test_the_example_classifies_a_picture_in_float32_and_int8(
     )
     lines = [line for line in done.output.splitlines() if line.strip()]
     assert [line.split(":")[0] for line in lines if " ms per picture" in line] == ["float32", "int8"]
-    assert sum("  class " in line for line in lines) == 10
-    assert "picture.jpg is not a state dict of MobileNetV2 (UnpicklingError)" in lines
+    assert sum("  class " in line for line in lines) == 6
+    saved = "is not a file from torch.save(model.state_dict(), ...)"
+    assert {f"picture.jpg {saved} (UnpicklingError)", f"labels.txt {saved} (IndexError)"} <= set(lines)
+    assert any("resnet.pth is not a state dict of mobilenet_v2: " in line and "Missing key" in line for line in lines)
+    assert "turned.jpg 3 40 30 torch.uint8 254 0 0" in lines
+    assert "deep.png 3 30 40 torch.uint8 128 128 128" in lines
+    assert "moving.gif 3 30 40 torch.uint8 255 0 0" in lines
     assert any(line.startswith("weights.pth cannot be read as a picture: ") for line in lines)
 
 

@@ -6,16 +6,22 @@ import json
 import os
 import shlex
 import shutil
+import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
 from native_parts import CLANG_TIDY_LEFT_OUT, LIBQPU_OPTIONS
 
+from recipes import recipe
 from recipes.libqpu import native
 from toolchain.architecture import ARCHITECTURES
-from toolchain.config import ROOT, Config
+from toolchain.config import ROOT, Config, load_config
+from toolchain.errors import CommandFailed
 from toolchain.jobs import compile_jobs
 from toolchain.process import run
 
@@ -31,6 +37,66 @@ def tree(product_config: Config) -> Path:
         if shutil.which(program) is None:
             pytest.skip(f"the program {program} is missing; ./inv installs it")
     return native.build(product_config, "all", options=LIBQPU_OPTIONS)
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Replace libqpu with a small library of two sources; return a function that builds it and returns the answer."""
+    for program in ("cmake", "ninja", "g++"):
+        if shutil.which(program) is None:
+            pytest.skip(f"the program {program} is missing; ./inv installs it")
+    folder, data = tmp_path / "sources", recipe.load("libqpu")
+    folder.mkdir()
+    (folder / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.20)\nproject(small CXX)\nadd_library(small SHARED one.cpp two.cpp)\n"
+    )
+    (folder / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
+    (folder / "two.cpp").write_text("int two() { return 2; }\n")
+    monkeypatch.setattr(recipe, "load", lambda _: replace(data, sources=folder))
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+
+    def build() -> str:
+        time.sleep(0.02)  # longer than the resolution of the files' time stamps
+        tree = native.build(config, "small")
+        time.sleep(0.02)
+        code = f"import ctypes; print(ctypes.CDLL('{tree}/libsmall.so').one())"
+        return run([sys.executable, "-c", code]).output.strip()
+
+    return build
+
+
+def compiled_at(tmp_path: Path) -> int:
+    return (tmp_path / "build/libqpu-native/CMakeFiles/small.dir/two.cpp.o").stat().st_mtime_ns
+
+
+def test_a_restored_older_source_is_compiled(library: Callable[[], str], tmp_path: Path) -> None:
+    source, backup = tmp_path / "sources/one.cpp", tmp_path / "one.orig"
+    shutil.copy2(source, backup)
+    assert library() == "1"
+    source.write_text('extern "C" int one() { return 11; }\n')
+    assert library() == "11"
+    backup.rename(source)
+    assert library() == "1"
+    shutil.copytree(source.parent, tmp_path / "other")
+    (tmp_path / "other/one.cpp").write_text('extern "C" int one() { return 12; }\n')
+    assert library() == "1"
+    source.parent.rename(tmp_path / "sources.orig")
+    (tmp_path / "other").rename(source.parent)
+    assert library() == "12"
+
+
+def test_an_edited_source_is_compiled_alone(library: Callable[[], str], tmp_path: Path) -> None:
+    source = tmp_path / "sources/one.cpp"
+    assert library() == "1"
+    before = compiled_at(tmp_path)
+    source.write_text("an error\n")
+    with pytest.raises(CommandFailed):
+        library()
+    with pytest.raises(CommandFailed):
+        library()
+    source.write_text('extern "C" int one() { return 11; }\n')
+    assert library() == "11"
+    assert compiled_at(tmp_path) == before
 
 
 @pytest.mark.timeout(1200)

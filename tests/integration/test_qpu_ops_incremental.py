@@ -110,6 +110,11 @@ def change(build: Build, name: str, old: str, new: str) -> None:
     (build.recipe / name).write_text(text.replace(old, new))
 
 
+def products(build: Build) -> list[bytes]:
+    """Return the contents of the objects and modules."""
+    return [path.read_bytes() for path in sorted((build.previous.source / "build").iterdir())]
+
+
 def test_only_a_changed_source_is_compiled_and_linked(build: Build) -> None:
     change(build, "csrc/two.cpp", "return 2", "return 22")
     wheel = build.rebuild()
@@ -165,16 +170,90 @@ def test_a_changed_python_module_compiles_nothing(build: Build) -> None:
     assert len(record) == 5
 
 
-def test_a_failed_compilation_removes_the_record(build: Build) -> None:
+def test_only_failed_sources_are_compiled_after_an_error(build: Build) -> None:
     change(build, "csrc/one.cpp", "return FIRST", "return nothing")
-    with pytest.raises(CommandFailed) as caught:
-        build.rebuild()
-    assert "nothing" in caught.value.tail
+    for _ in range(2):
+        with pytest.raises(CommandFailed) as caught:
+            build.rebuild()
+        assert "nothing" in caught.value.tail
+        assert build.compiled() == ["csrc/one.cpp"]
     change(build, "csrc/one.cpp", "return nothing", "return FIRST")
-    assert build.rebuild() is None, "after a failure, only a full build is possible"
+    assert build.rebuild() is not None
+    assert build.compiled() == ["csrc/one.cpp", "link"]
+    assert build.rebuild() is not None
+    assert build.compiled() == []
 
 
-@pytest.mark.parametrize("spoil", ["surroundings", "new file", "gone file", "torn record", "no record", "no wheel"])
+@pytest.mark.parametrize("finished", range(4))
+@pytest.mark.parametrize("is_reverted", [False, True])
+def test_an_interrupted_update_can_be_continued(build: Build, finished: int, is_reverted: bool) -> None:
+    """Both modules are outdated: two sources are compiled, then both modules are linked."""
+    sources = ("csrc/two.cpp", "return 2"), ("csrc/other/own.h", "THIRD 3")
+    for name, text in sources:
+        change(build, name, text, f"{text}2")
+
+    def interrupted(commands: Sequence[Sequence[str]]) -> None:
+        build._execute(commands[:finished])
+        (build.previous.source / commands[finished][commands[finished].index("-o") + 1]).write_text("incomplete")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build.previous.rebuild(build.recipe, "as ever", interrupted, build.out)
+    for name, text in sources if is_reverted else ():
+        change(build, name, f"{text}2", text)
+    assert build.rebuild() is not None
+    assert build.compiled() == ["csrc/two.cpp", "csrc/other/three.cpp", "link", "link"]
+    updated = products(build)
+    build._execute(build.commands)
+    assert products(build) == updated
+
+
+@pytest.mark.parametrize("copied", range(3))
+def test_an_interrupted_copy_is_repeated(build: Build, monkeypatch: pytest.MonkeyPatch, copied: int) -> None:
+    for name, text in (("csrc/both.h", "FIRST 1"), ("csrc/two.cpp", "return 2"), ("src/module.py", "1")):
+        change(build, name, text, f"{text}0")
+    real = shutil.copyfile
+    done: list[Path] = []
+
+    def interrupted(source: Path, target: Path) -> Path:
+        if len(done) == copied:
+            target.write_text("incomplete")
+            raise KeyboardInterrupt
+        done.append(source)
+        return real(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build.rebuild()
+    monkeypatch.undo()
+    wheel = build.rebuild()
+    assert wheel is not None
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("module.py") == b"NUMBER = 10\n"
+    updated = products(build)
+    build._execute(build.commands)
+    assert products(build) == updated
+
+
+def test_an_interrupted_copy_of_the_wheel_is_repeated(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copy2", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build.rebuild()
+    monkeypatch.undo()
+    wheel = build.rebuild()
+    assert wheel is not None
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    ["surroundings", "new file", "gone file", "no copy", "no module", "torn record", "no record", "no wheel"],
+)
 def test_an_unusable_record_leads_to_a_full_build(build: Build, spoil: str) -> None:
     surroundings = "as ever"
     if spoil == "surroundings":
@@ -183,6 +262,10 @@ def test_an_unusable_record_leads_to_a_full_build(build: Build, spoil: str) -> N
         (build.recipe / "csrc/three.cpp").write_text("int three;\n")
     elif spoil == "gone file":
         (build.recipe / "csrc/both.h").unlink()
+    elif spoil == "no copy":
+        (build.previous.source / "csrc/both.h").unlink()
+    elif spoil == "no module":
+        (build.previous.source / "build/_other.so").unlink()
     elif spoil == "torn record":
         (build.previous.folder / "build.json").write_text('{"wheel": "tri')
     elif spoil == "no record":

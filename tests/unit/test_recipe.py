@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import docker
 import pytest
 
+from recipes import library
 from recipes import recipe as recipes
 from recipes.recipe import HERE, Recipe, load
+from toolchain.config import load_config
 from toolchain.errors import ArtefactMissing, UserError
 
 NAMES = sorted(path.parent.name for path in HERE.glob("*/recipe.toml"))
@@ -202,3 +207,64 @@ def test_a_missing_output_is_reported(
         recipe.require_outputs(tmp_path / "out")
     assert (caught.value.expected, caught.value.found) == (expected, found)
     assert "recipes/thing/recipe.toml" in caught.value.fix
+
+
+def test_an_older_file_that_was_restored_is_compiled(
+    thing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ninja does, the stand-in for the container compiles a file only if the file is newer than its object."""
+
+    def run_in(*words: object, binds: Sequence[str], **options: object) -> None:
+        place = {target: Path(folder) for folder, target, _ in (bind.split(":") for bind in binds)}
+        source, made = place["/usr/src/thing"] / "src/a.c", place[library.TREE] / "a.o"
+        if not made.exists() or source.stat().st_mtime_ns > made.stat().st_mtime_ns:
+            compiled.append(source.read_text())
+            time.sleep(0.02)  # longer than the resolution of the files' time stamps
+            made.write_text(compiled[-1])
+            time.sleep(0.02)
+        promised(thing, place[library.STAGE] / "opt/thing", "lib/libthing.so", "include/thing.h")
+
+    compiled: list[str] = []
+    monkeypatch.setattr(library, "run_in", run_in)
+    monkeypatch.setattr(library, "register", lambda *_: None)
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    plan = library.Build(cross=True, commands=(), sources={"/usr/src/thing": thing}, fix="")
+
+    def build() -> list[str]:
+        compiled.clear()
+        library.build(
+            docker.DockerClient(), "image", "sha256:1", load("thing"), plan, config, tmp_path / "tar", tmp_path / "log"
+        )
+        return compiled
+
+    source, backup = thing / "src/a.c", thing / "src/a.orig"
+    shutil.copy2(source, backup)
+    assert build() == ["int a;\n"]
+    source.write_text("int b;\n")
+    assert build() == ["int b;\n"]
+    backup.rename(source)
+    assert build() == ["int a;\n"]
+    assert build() == []
+
+
+def test_the_copy_of_the_sources_has_the_same_files(thing: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+
+    def names(folder: Path) -> set[str]:
+        return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+    library._update_copy(thing, copy)
+    assert names(copy) == names(thing)
+    before = (copy / "Makefile").stat().st_mtime_ns
+    shutil.rmtree(thing / "src/deep")
+    (thing / "src/deep").write_text("a file instead of a folder\n")
+    (thing / "src/a.c").unlink()
+    (thing / "src/a.c").mkdir()
+    (thing / "src/a.c/new.c").write_text("int c;\n")
+    for unused in (".git", "src/__pycache__"):
+        (thing / unused).mkdir()
+        (thing / unused / "file").touch()
+    library._update_copy(thing, copy)
+    assert names(copy) == {name for name in names(thing) if ".git" not in name and "__pycache__" not in name}
+    assert (copy / "src/deep").read_text() == "a file instead of a folder\n"
+    assert (copy / "Makefile").stat().st_mtime_ns == before

@@ -12,11 +12,22 @@ import pytest
 
 from flow.firmware import Firmware
 from nfsroot.boot_files import BootParts
-from sdcard import bmap, first_boot
-from sdcard.image import _install_wifi_firmware, _used_blocks, imager_devices, number_of, root_size, uuid_of
-from toolchain import process
+from sdcard import bmap, first_boot, write
+from sdcard.image import (
+    FIRST_BOOT,
+    Folder,
+    _install_wifi_firmware,
+    _used_blocks,
+    first_boot_digest,
+    imager_devices,
+    number_of,
+    root_size,
+    uuid_of,
+)
+from toolchain import process, progress
 from toolchain.config import ROOT, load_config
 from toolchain.errors import ArtefactDamaged, ConfigError
+from toolchain.manifest import Artefact, Manifest
 
 HASH = "$6$salt$" + "a" * 86
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5 ada@pc"
@@ -246,3 +257,55 @@ def test_invalid_settings_are_refused(given: dict[str, object]) -> None:
     (name,) = given
     with pytest.raises(ConfigError, match=rf"sd\.{name}"):
         load_config({"sd": given})
+
+
+@pytest.mark.parametrize(
+    ("settings", "latest", "warnings"),
+    [
+        ({}, "sha256:new", []),
+        ({}, "", []),
+        ({"user": "ben"}, "sha256:new", ["with other settings for the first boot"]),
+        ({"ssh_keys": []}, "sha256:new", ["with other settings for the first boot"]),
+        ({"hostname": "other"}, "sha256:new", ["with other settings for the first boot"]),
+        ({"wifi_psk": "b" * 64}, "sha256:new", ["with other settings for the first boot"]),
+        ({"url": "https://example.org"}, "sha256:new", []),
+        ({}, "sha256:newer", ["before the last build of the system image"]),
+        (
+            {"locale": "C.UTF-8"},
+            "sha256:newer",
+            ["with other settings for the first boot", "before the last build of the system image"],
+        ),
+    ],
+)
+def test_an_outdated_card_image_causes_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], latest: str, warnings: list[str]
+) -> None:
+    """The card image was made from a pulled system image, after the system image ``sha256:new`` had been built."""
+    wifi = {"wifi_name": "home", "wifi_psk": "a" * 64, "wifi_country": "GB"}
+    before = {"user": "ada", "ssh_keys": [KEY], "hostname": "board", **wifi}
+    config = load_config({"build": {"folder": str(tmp_path)}, "sd": before})
+    folder = Folder.of(config)
+    folder.place.mkdir(parents=True)
+    folder.image.write_bytes(b"a" * bmap.BLOCK)
+    folder.bmap.write_text(bmap.text_of(bmap.measured(folder.image, [(0, 0)])))
+    Manifest(
+        step="sd",
+        key="",
+        inputs={FIRST_BOOT: first_boot_digest(config)},
+        artefacts=(Artefact.of(folder.image), Artefact.of(folder.bmap)),
+        facts={"image_id": "sha256:pulled", "built_image": "sha256:new"},
+    ).write(folder.manifest)
+    if latest:
+        Manifest(step="system", key="", inputs={}, facts={"image": latest}).write(
+            config.target_root / "system.manifest.json"
+        )
+    for name in ("require_root", "require_program", "run"):
+        monkeypatch.setattr(process, name, lambda *_, **__: "bmaptool")
+    for name in ("_require_card", "_compare"):
+        monkeypatch.setattr(write, name, lambda *_, **__: None)
+    printed: list[str] = []
+    monkeypatch.setattr(progress, "warn", printed.append)
+    current = load_config({"build": {"folder": str(tmp_path)}, "sd": {**before, **settings}})
+    assert write.write_card(current, tmp_path / "card").size == bmap.BLOCK
+    assert [text.partition(" was made ")[2].split(" (")[0].split(";")[0] for text in printed] == warnings
+    assert all(text.endswith("; to make it again, run ./inv sd-image") for text in printed)
