@@ -83,6 +83,19 @@ int inChild(F f) {
   return status;
 }
 
+// Runs a program in a child process that is killed while the program runs.
+void killDuringLaunch(FakeVcio& pi, const FakeTree& tree) {
+  (void)inChild([&] {
+    pi.runs = [](const auto&) {
+      (void)raise(SIGKILL);
+      return FakeVcio::Ends::Never;
+    };
+    const auto device = Device::open(tree.host(pi));
+    const auto memory = device->allocate(4096, "");
+    device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "killed");
+  });
+}
+
 }  // namespace
 
 TEST_CASE("mailbox messages have the expected words") {
@@ -466,6 +479,50 @@ TEST_CASE("resources of killed processes are released") {
   CHECK(pi.enables() == 2);
   device.reset();
   CHECK(pi.enabled() == 0);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("QPUs stop before memory of killed processes is freed") {
+  FakeVcio pi;
+  const FakeTree tree;
+  killDuringLaunch(pi, tree);
+  CHECK(pi.allocations() == 1);
+  const auto device = Device::open(tree.host(pi));
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.enables() == 2);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a launch waits for programs of a killed process") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const Setting limit("QPU_TIMEOUT_MS", "250");
+  const auto go = [](Device& device, const GpuMemory& memory) {
+    device.launch(Method::Registers, starts(memory, 1), memory, 2048, "next");
+  };
+  const auto device = Device::open(tree.host(pi));
+  const auto memory = device->allocate(4096, "");
+  pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
+  killDuringLaunch(pi, tree);
+  pi.programsEnd = std::chrono::milliseconds(100);
+  go(*device, *memory);
+  CHECK(uniform(*memory, 0) == 1);
+  pi.programsEnd = std::chrono::nanoseconds(0);
+  killDuringLaunch(pi, tree);
+  CHECK(inChild([&] {
+          const auto other = Device::open(tree.host(pi));
+          const auto mine = other->allocate(4096, "");
+          for (int i = 0; i < 2; ++i)
+            if (!contains(thrown<qpu::ExecutionError>([&] { go(*other, *mine); }),
+                          "other processes also use"))
+              _exit(1);
+        }) == 0);
+  const std::string text = thrown<qpu::ExecutionError>([&] { go(*device, *memory); });
+  CHECK(contains(text, "kernel 'next' was not started"));
+  CHECK(contains(text, "did not finish within 250 ms (SRQCS 0x00000100, "));
+  CHECK(contains(text, "disabled and enabled again"));
+  go(*device, *memory);
+  CHECK(uniform(*memory, 0) == 1);
   CHECK(pi.complaints().empty());
 }
 

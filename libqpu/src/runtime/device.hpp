@@ -113,11 +113,13 @@ class Device : public std::enable_shared_from_this<Device> {
 
   void recover();
   void enable();
-  void openRegisters(std::uint32_t peripherals);
+  void mapRegisters(std::uint32_t peripherals);
+  void checkRegisters();
   void requireOpen() const;
   void release(const GpuMemory& memory) noexcept;
   void releaseSlot(std::size_t slot) noexcept;
   void waitForQueue() noexcept;
+  void waitForOthers(const std::string& kernel, std::chrono::milliseconds limit);
   void launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
                          std::chrono::milliseconds limit);
   void launchByMailbox(const std::vector<Start>& starts, const GpuMemory& control,
