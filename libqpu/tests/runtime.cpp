@@ -389,7 +389,7 @@ TEST_CASE("a V3D that cannot be recovered is not used again") {
     device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "k");
   };
   CHECK(contains(thrown<qpu::ExecutionError>(go), "reboot"));
-  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
+  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; end all processes"));
 }
 
 TEST_CASE("a kernel that blocks the firmware is reported by name") {
@@ -409,7 +409,7 @@ TEST_CASE("a kernel that blocks the firmware is reported by name") {
   const std::string text = thrown<qpu::ExecutionError>(go);
   CHECK_MESSAGE(contains(text, "kernel 'long' did not finish within 1000 ms"), text);
   CHECK_MESSAGE(contains(text, "reboot"), text);
-  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
+  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; end all processes"));
   // The program may still write to memory that its owner has freed.
   pi.ioctlError = 0;
   other.reset();
@@ -420,6 +420,75 @@ TEST_CASE("a kernel that blocks the firmware is reported by name") {
   CHECK(pi.allocations() == 0);
   CHECK(pi.complaints().empty());
   CHECK(qpu::runtime::readState(tree.state()).empty());
+}
+
+TEST_CASE("a kernel that cannot be stopped keeps its memory") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const Setting limit("QPU_TIMEOUT_MS", "250");
+  auto idle = Device::open(tree.host(pi));
+  CHECK(inChild([&] {
+          pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+          const auto device = Device::open(tree.host(pi));
+          const auto memory = device->allocate(4096, "");
+          const auto go = [&] {
+            device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "endless");
+          };
+          if (!contains(thrown<qpu::ExecutionError>(go), "other processes also use")) _exit(1);
+          if (!contains(thrown<qpu::BackendError>(go), "could not be stopped")) _exit(2);
+        }) == 0);
+  CHECK(pi.allocations() == 1);
+  CHECK(inChild([&] {
+          if (!Device::open(tree.host(pi))->openingNote().empty()) _exit(1);
+        }) == 0);
+  CHECK(pi.allocations() == 1);
+  idle.reset();
+  CHECK(pi.enabled() == 0);
+  idle = Device::open(tree.host(pi));
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("without registers, a late kernel is not waited for") {
+  FakeVcio pi;
+  const FakeTree tree;
+  pi.mapRegistersError = EPERM;
+  const auto idle = Device::open(tree.host(pi));
+  CHECK(inChild([&] {
+          pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+          const auto device = Device::open(tree.host(pi));
+          const auto memory = device->allocate(4096, "");
+          const auto go = [&] {
+            device->launch(Method::Mailbox, starts(*memory, 1), *memory, 2048, "endless");
+          };
+          if (!contains(thrown<qpu::ExecutionError>(go), "other processes also use")) _exit(1);
+          if (!contains(thrown<qpu::BackendError>(go), "could not be stopped")) _exit(2);
+        }) == 0);
+  CHECK(pi.allocations() == 1);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a kernel that finishes late does not block launches") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const Setting limit("QPU_TIMEOUT_MS", "250");
+  const auto idle = Device::open(tree.host(pi));
+  CHECK(inChild([&] {
+          pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+          pi.programsEnd = std::chrono::milliseconds(400);
+          const auto device = Device::open(tree.host(pi));
+          const auto memory = device->allocate(4096, "");
+          const auto go = [&] {
+            device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "long");
+          };
+          if (!contains(thrown<qpu::ExecutionError>(go), "it finished later")) _exit(1);
+          pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
+          go();
+          if (uniform(*memory, 0) != 1) _exit(2);
+        }) == 0);
+  CHECK(pi.enables() == 1);
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.complaints().empty());
 }
 
 TEST_CASE("queue overflows and invalid timeouts are errors") {

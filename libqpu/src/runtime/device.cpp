@@ -29,7 +29,8 @@ std::uint32_t flagsFor(const Board& board) {
 
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kPause = std::chrono::microseconds(20);
-// The maximum time for which a terminating process waits for programs that it cannot stop.
+// The maximum time for which a process waits for programs that it cannot stop. It waits when it
+// terminates, and after a launch has exceeded its time limit.
 constexpr auto kLastWait = std::chrono::milliseconds(500);
 
 std::string seconds(std::chrono::nanoseconds time) {
@@ -205,7 +206,9 @@ void Device::requireOpen() const {
         ", and this process is a fork of it; start a new process (exec, or 'spawn' in Python), or "
         "set QPU_BACKEND=interpreter in this one");
   if (stuck_)
-    detail::raise<BackendError>("a kernel that did not finish could not be stopped; reboot");
+    detail::raise<BackendError>(
+        "a kernel that did not finish could not be stopped; end all processes that use the QPUs "
+        "(qpu-info lists them), or reboot");
   if (closed_) detail::raise<BackendError>("the QPUs are disabled because the process is exiting");
 }
 
@@ -298,7 +301,8 @@ void Device::close() noexcept {
   if (locked) state_->unlock();
 }
 
-// Waits for programs that were running when the signal arrived or exit() was called.
+// Waits for this process's programs. If they finish, launching_ is false afterwards.
+// Assumption: V3D also counts programs that the firmware launches.
 void Device::waitForQueue() noexcept {
   const auto end = os_.now() + kLastWait;
   while (launching_ && os_.now() < end) {
@@ -413,9 +417,17 @@ void Device::launchByMailbox(const std::vector<Start>& starts, const GpuMemory& 
 std::string Device::afterTimeOut() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const State::Lock locked(*state_);
-  if (state_->othersHold(self_))
+  if (state_->othersHold(self_)) {
+    // launching_ is false if another process launched the programs. Such programs do not access
+    // this process's memory.
+    if (launching_) {
+      if (v3d_) waitForQueue();
+      if (!launching_) return "it finished later";
+      stuck_ = true;
+    }
     return "the QPUs were not disabled, because other processes also use them: end all processes "
            "that use the QPUs (qpu-info lists them), or reboot";
+  }
   const auto enable = [this](bool on) {
     try {
       return mailbox_->enableQpus(on);
