@@ -13,6 +13,7 @@
 #include "isa/verify.hpp"
 #include "qpu/error.h"
 #include "runtime/device.hpp"
+#include "runtime/executable.hpp"
 #include "runtime/machine.hpp"
 #include "runtime/mailbox.hpp"
 #include "runtime/obstacles.hpp"
@@ -664,6 +665,30 @@ TEST_CASE("a forked process cannot use or disable the QPUs") {
         }) == 0);
   CHECK(pi.enabled() == 1);
   CHECK(pi.allocations() == 1);
+}
+
+TEST_CASE("uniforms of a kernel that cannot be stopped are kept") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const qpu::runtime::WithHost host(tree.host(pi));
+  pi.stuckAfterTimeOut = true;
+  std::uint32_t uniforms = 0;
+  pi.runs = [&](const auto& programs) {
+    uniforms = programs[0].uniforms;
+    return FakeVcio::Ends::Never;
+  };
+  auto object = std::make_shared<qpu::code::Object>();
+  object->words = qpu::runtime::roundTripProgram();
+  qpu::runtime::Executable kernel(object);
+  const auto go = [&](std::uint32_t value) {
+    kernel.runStreams(qpu::runtime::Kind::Registers, {{value}}, false);
+  };
+  CHECK(contains(thrown<qpu::ExecutionError>([&] { go(1); }), "reboot"));
+  CHECK(contains(thrown<qpu::BackendError>([&] { go(2); }), "could not be stopped"));
+  std::uint32_t value = 0;
+  REQUIRE(pi.memory(uniforms, 4) != nullptr);
+  std::memcpy(&value, pi.memory(uniforms, 4), 4);
+  CHECK(value == 1);
 }
 
 TEST_CASE("the report contains the state of the hardware") {
