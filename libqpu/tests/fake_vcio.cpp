@@ -78,6 +78,9 @@ struct FakeVcio::Shared {
   std::uint32_t lastFlags;
   std::uint32_t launches;
   std::uint32_t cacheClears;
+  std::uint32_t requested;  // programs in V3D's queue
+  std::uint32_t completed;
+  std::uint32_t code;  // of the program that was queued last
   std::array<Piece, 8192> pieces;
   std::array<char, 2048> complaints;
 };
@@ -304,6 +307,9 @@ void FakeVcio::answer(std::uint32_t* words) noexcept {
       if (p == pieces.end()) complain("unlock or release of handle " + std::to_string(v[0]));
       if (p != pieces.end() && !unlock && p->locked)
         complain("release of locked handle " + std::to_string(v[0]));
+      if (p != pieces.end() && shared_->completed != shared_->requested &&
+          shared_->code - (alias(p->flags) | (kPhysical + p->offset)) < p->bytes)
+        complain("release of a running program's memory");
       v[0] = p == pieces.end() ? 0x80000000 : 0;
       if (p == pieces.end()) break;
       if (unlock)
@@ -320,7 +326,7 @@ void FakeVcio::answer(std::uint32_t* words) noexcept {
       if (!refused) {
         shared_->enabled += on ? 1 : -1;
         ++(on ? shared_->enables : shared_->disables);
-        if (!on) requested_ = completed_ = 0;
+        if (!on) shared_->requested = shared_->completed = 0;
       } else if (!on) {
         complain("disable of QPUs that are off");
       }
@@ -420,9 +426,10 @@ std::uint32_t FakeVcio::load(const volatile std::uint32_t* at) noexcept {
       if (!queued_.empty()) {
         const std::vector<Launched> programs = std::exchange(queued_, {});
         if (run(programs) != Ends::Never)
-          completed_ += static_cast<std::uint32_t>(programs.size());
+          shared_->completed += static_cast<std::uint32_t>(programs.size());
       }
-      return (completed_ & 0xffU) << 16U | (requested_ & 0xffU) << 8U |
+      if (programsEnd.count() != 0 && now_ >= programsEnd) shared_->completed = shared_->requested;
+      return (shared_->completed & 0xffU) << 16U | (shared_->requested & 0xffU) << 8U |
              (queueOverflows ? 1U << 7U : 0U);
     }
     default: complain("load of register " + hex(static_cast<std::uint32_t>(4 * index))); return 0;
@@ -451,13 +458,15 @@ void FakeVcio::store(volatile std::uint32_t* at, std::uint32_t value) noexcept {
       break;
     case 0x430:
       queued_.push_back({uniforms_, value});
-      ++requested_;
+      ++shared_->requested;
+      shared_->code = value;
       if (queued_.size() > 16) complain("more than 16 programs in the queue");
       break;
     case 0x434: uniforms_ = value; break;
     case 0x43c:
-      if ((value & 1U << 16U) != 0) completed_ = 0;
-      if ((value & 1U << 8U) != 0) requested_ = 0;
+      if (shared_->completed != shared_->requested) complain("clear of a queue that is in use");
+      if ((value & 1U << 16U) != 0) shared_->completed = 0;
+      if ((value & 1U << 8U) != 0) shared_->requested = 0;
       if ((value & 1U) != 0) queued_.clear();
       break;
     case 0xe00:

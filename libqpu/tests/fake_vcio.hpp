@@ -47,6 +47,9 @@ class FakeVcio final : public qpu::runtime::Os {
   bool queueOverflows = false;
   bool stuckAfterTimeOut = false;   // after the QPUs have been disabled once, enabling them fails
   std::uint32_t kernelLimitMs = 0;  // time limit for a call; 0 means no limit
+  // Time on the simulated clock at which programs in V3D's queue end that would otherwise never
+  // end. 0 means that they do not end.
+  std::chrono::nanoseconds programsEnd{0};
   // Runs the launched programs and returns how they ended. If `runs` is not set, the emulator runs
   // the programs.
   std::function<Ends(const std::vector<Launched>&)> runs;
@@ -94,8 +97,6 @@ class FakeVcio final : public qpu::runtime::Os {
   std::vector<std::uint32_t> registers_;
   std::vector<Launched> queued_;
   std::uint32_t uniforms_ = 0;
-  std::uint32_t requested_ = 0;
-  std::uint32_t completed_ = 0;
   bool l2Clear_ = false;
   bool cachesClear_ = false;
   std::chrono::nanoseconds now_{1};

@@ -13,6 +13,7 @@
 #include "isa/verify.hpp"
 #include "qpu/error.h"
 #include "runtime/device.hpp"
+#include "runtime/executable.hpp"
 #include "runtime/machine.hpp"
 #include "runtime/mailbox.hpp"
 #include "runtime/obstacles.hpp"
@@ -81,6 +82,19 @@ int inChild(F f) {
   int status = 0;
   waitpid(child, &status, 0);
   return status;
+}
+
+// Runs a program in a child process that is killed while the program runs.
+void killDuringLaunch(FakeVcio& pi, const FakeTree& tree) {
+  (void)inChild([&] {
+    pi.runs = [](const auto&) {
+      (void)raise(SIGKILL);
+      return FakeVcio::Ends::Never;
+    };
+    const auto device = Device::open(tree.host(pi));
+    const auto memory = device->allocate(4096, "");
+    device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "killed");
+  });
 }
 
 }  // namespace
@@ -376,7 +390,7 @@ TEST_CASE("a V3D that cannot be recovered is not used again") {
     device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "k");
   };
   CHECK(contains(thrown<qpu::ExecutionError>(go), "reboot"));
-  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
+  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; end all processes"));
 }
 
 TEST_CASE("a kernel that blocks the firmware is reported by name") {
@@ -396,7 +410,7 @@ TEST_CASE("a kernel that blocks the firmware is reported by name") {
   const std::string text = thrown<qpu::ExecutionError>(go);
   CHECK_MESSAGE(contains(text, "kernel 'long' did not finish within 1000 ms"), text);
   CHECK_MESSAGE(contains(text, "reboot"), text);
-  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; reboot"));
+  CHECK(contains(thrown<qpu::BackendError>(go), "could not be stopped; end all processes"));
   // The program may still write to memory that its owner has freed.
   pi.ioctlError = 0;
   other.reset();
@@ -407,6 +421,75 @@ TEST_CASE("a kernel that blocks the firmware is reported by name") {
   CHECK(pi.allocations() == 0);
   CHECK(pi.complaints().empty());
   CHECK(qpu::runtime::readState(tree.state()).empty());
+}
+
+TEST_CASE("a kernel that cannot be stopped keeps its memory") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const Setting limit("QPU_TIMEOUT_MS", "250");
+  auto idle = Device::open(tree.host(pi));
+  CHECK(inChild([&] {
+          pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+          const auto device = Device::open(tree.host(pi));
+          const auto memory = device->allocate(4096, "");
+          const auto go = [&] {
+            device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "endless");
+          };
+          if (!contains(thrown<qpu::ExecutionError>(go), "other processes also use")) _exit(1);
+          if (!contains(thrown<qpu::BackendError>(go), "could not be stopped")) _exit(2);
+        }) == 0);
+  CHECK(pi.allocations() == 1);
+  CHECK(inChild([&] {
+          if (!Device::open(tree.host(pi))->openingNote().empty()) _exit(1);
+        }) == 0);
+  CHECK(pi.allocations() == 1);
+  idle.reset();
+  CHECK(pi.enabled() == 0);
+  idle = Device::open(tree.host(pi));
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("without registers, a late kernel is not waited for") {
+  FakeVcio pi;
+  const FakeTree tree;
+  pi.mapRegistersError = EPERM;
+  const auto idle = Device::open(tree.host(pi));
+  CHECK(inChild([&] {
+          pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+          const auto device = Device::open(tree.host(pi));
+          const auto memory = device->allocate(4096, "");
+          const auto go = [&] {
+            device->launch(Method::Mailbox, starts(*memory, 1), *memory, 2048, "endless");
+          };
+          if (!contains(thrown<qpu::ExecutionError>(go), "other processes also use")) _exit(1);
+          if (!contains(thrown<qpu::BackendError>(go), "could not be stopped")) _exit(2);
+        }) == 0);
+  CHECK(pi.allocations() == 1);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a kernel that finishes late does not block launches") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const Setting limit("QPU_TIMEOUT_MS", "250");
+  const auto idle = Device::open(tree.host(pi));
+  CHECK(inChild([&] {
+          pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+          pi.programsEnd = std::chrono::milliseconds(400);
+          const auto device = Device::open(tree.host(pi));
+          const auto memory = device->allocate(4096, "");
+          const auto go = [&] {
+            device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "long");
+          };
+          if (!contains(thrown<qpu::ExecutionError>(go), "it finished later")) _exit(1);
+          pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
+          go();
+          if (uniform(*memory, 0) != 1) _exit(2);
+        }) == 0);
+  CHECK(pi.enables() == 1);
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.complaints().empty());
 }
 
 TEST_CASE("queue overflows and invalid timeouts are errors") {
@@ -466,6 +549,50 @@ TEST_CASE("resources of killed processes are released") {
   CHECK(pi.enables() == 2);
   device.reset();
   CHECK(pi.enabled() == 0);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("QPUs stop before memory of killed processes is freed") {
+  FakeVcio pi;
+  const FakeTree tree;
+  killDuringLaunch(pi, tree);
+  CHECK(pi.allocations() == 1);
+  const auto device = Device::open(tree.host(pi));
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.enables() == 2);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a launch waits for programs of a killed process") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const Setting limit("QPU_TIMEOUT_MS", "250");
+  const auto go = [](Device& device, const GpuMemory& memory) {
+    device.launch(Method::Registers, starts(memory, 1), memory, 2048, "next");
+  };
+  const auto device = Device::open(tree.host(pi));
+  const auto memory = device->allocate(4096, "");
+  pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
+  killDuringLaunch(pi, tree);
+  pi.programsEnd = std::chrono::milliseconds(100);
+  go(*device, *memory);
+  CHECK(uniform(*memory, 0) == 1);
+  pi.programsEnd = std::chrono::nanoseconds(0);
+  killDuringLaunch(pi, tree);
+  CHECK(inChild([&] {
+          const auto other = Device::open(tree.host(pi));
+          const auto mine = other->allocate(4096, "");
+          for (int i = 0; i < 2; ++i)
+            if (!contains(thrown<qpu::ExecutionError>([&] { go(*other, *mine); }),
+                          "other processes also use"))
+              _exit(1);
+        }) == 0);
+  const std::string text = thrown<qpu::ExecutionError>([&] { go(*device, *memory); });
+  CHECK(contains(text, "kernel 'next' was not started"));
+  CHECK(contains(text, "did not finish within 250 ms (SRQCS 0x00000100, "));
+  CHECK(contains(text, "disabled and enabled again"));
+  go(*device, *memory);
+  CHECK(uniform(*memory, 0) == 1);
   CHECK(pi.complaints().empty());
 }
 
@@ -538,6 +665,30 @@ TEST_CASE("a forked process cannot use or disable the QPUs") {
         }) == 0);
   CHECK(pi.enabled() == 1);
   CHECK(pi.allocations() == 1);
+}
+
+TEST_CASE("uniforms of a kernel that cannot be stopped are kept") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const qpu::runtime::WithHost host(tree.host(pi));
+  pi.stuckAfterTimeOut = true;
+  std::uint32_t uniforms = 0;
+  pi.runs = [&](const auto& programs) {
+    uniforms = programs[0].uniforms;
+    return FakeVcio::Ends::Never;
+  };
+  auto object = std::make_shared<qpu::code::Object>();
+  object->words = qpu::runtime::roundTripProgram();
+  qpu::runtime::Executable kernel(object);
+  const auto go = [&](std::uint32_t value) {
+    kernel.runStreams(qpu::runtime::Kind::Registers, {{value}}, false);
+  };
+  CHECK(contains(thrown<qpu::ExecutionError>([&] { go(1); }), "reboot"));
+  CHECK(contains(thrown<qpu::BackendError>([&] { go(2); }), "could not be stopped"));
+  std::uint32_t value = 0;
+  REQUIRE(pi.memory(uniforms, 4) != nullptr);
+  std::memcpy(&value, pi.memory(uniforms, 4), 4);
+  CHECK(value == 1);
 }
 
 TEST_CASE("the report contains the state of the hardware") {

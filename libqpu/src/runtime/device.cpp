@@ -29,7 +29,8 @@ std::uint32_t flagsFor(const Board& board) {
 
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kPause = std::chrono::microseconds(20);
-// The maximum time for which a terminating process waits for programs that it cannot stop.
+// The maximum time for which a process waits for programs that it cannot stop. It waits when it
+// terminates, and after a launch has exceeded its time limit.
 constexpr auto kLastWait = std::chrono::milliseconds(500);
 
 std::string seconds(std::chrono::nanoseconds time) {
@@ -69,12 +70,17 @@ Device::Device(const Host& host)
   if (memory_ < 0) raiseObstacle(cannotOpen(kDevMem, -memory_));
   try {
     state_ = std::make_unique<State>(stateFolder());
+    mapRegisters(peripheralBase(host.root));
     {
+      // While this process holds the launch lock, no other process is waiting for its programs.
+      // Only programs that a process left running when it was killed, or when it exceeded its time
+      // limit, can be running.
+      const State::LaunchLock alone(*state_);
       const State::Lock lock(*state_);
       recover();
       enable();
     }
-    openRegisters(peripheralBase(host.root));
+    checkRegisters();
   } catch (...) {
     close();
     (void)os_.close(memory_);
@@ -88,17 +94,32 @@ Device::~Device() {
   (void)os_.close(memory_);
 }
 
-// The caller must hold the lock of the state.
+// The caller must hold both locks of the state.
 void Device::recover() {
   std::size_t dead = 0;
   std::size_t pieces = 0;
   std::uint64_t bytes = 0;
   bool held = false;
-  const auto entries = state_->entries();
-  for (const State::Entry& e : entries) {
-    if (e.record.process.alive()) {
-      held = held || e.record.kind == Record::Kind::Holder;
-    } else if (e.record.kind == Record::Kind::Memory) {
+  std::vector<State::Entry> ended;
+  for (const State::Entry& e : state_->entries()) {
+    const bool holder = e.record.kind == Record::Kind::Holder;
+    if (!e.record.process.alive()) {
+      ended.push_back(e);
+      if (holder) ++dead;
+    } else if (holder) {
+      held = true;
+    }
+  }
+  // A process that was killed may have left programs running, which could write to memory that is
+  // released here. Enabling the QPUs enables them for all processes, so the QPUs are disabled only
+  // if no other process uses them. If programs are still running, a process that starts later
+  // releases the memory.
+  if (!held && dead != 0) (void)mailbox_->enableQpus(false);
+  const bool running = held && v3d_ && !v3d_->finished();
+  for (const State::Entry& e : ended) {
+    if (e.record.kind == Record::Kind::Holder) {
+      state_->clear(e.index);
+    } else if (!running) {
       // Clear the record before the handle is released. If this process is interrupted between the
       // two steps, the memory is never released, which only wastes memory. In the opposite order,
       // the handle could be released twice, and the second release could affect another program's
@@ -109,13 +130,6 @@ void Device::recover() {
       ++pieces;
       bytes += e.record.bytes;
     }
-  }
-  for (const State::Entry& e : entries) {
-    if (e.record.kind != Record::Kind::Holder || e.record.process.alive()) continue;
-    // Enabling the QPUs enables them for all processes.
-    if (!held && dead == 0) (void)mailbox_->enableQpus(false);
-    state_->clear(e.index);
-    ++dead;
   }
   if (dead != 0 || pieces != 0)
     note_ = "released resources of " + std::to_string(dead) + " ended processes: " +
@@ -140,9 +154,17 @@ void Device::enable() {
   holder_ = index;
 }
 
-void Device::openRegisters(std::uint32_t peripherals) {
+void Device::mapRegisters(std::uint32_t peripherals) {
   try {
     v3d_ = std::make_unique<V3d>(os_, memory_, peripherals);
+  } catch (const BackendError& e) {
+    faults_[0] = e.what();
+  }
+}
+
+void Device::checkRegisters() {
+  if (!v3d_) return;
+  try {
     v3d_->requirePower();
     v3d_->requireIdle();
   } catch (const BackendError& e) {
@@ -184,7 +206,9 @@ void Device::requireOpen() const {
         ", and this process is a fork of it; start a new process (exec, or 'spawn' in Python), or "
         "set QPU_BACKEND=interpreter in this one");
   if (stuck_)
-    detail::raise<BackendError>("a kernel that did not finish could not be stopped; reboot");
+    detail::raise<BackendError>(
+        "a kernel that did not finish could not be stopped; end all processes that use the QPUs "
+        "(qpu-info lists them), or reboot");
   if (closed_) detail::raise<BackendError>("the QPUs are disabled because the process is exiting");
 }
 
@@ -277,16 +301,12 @@ void Device::close() noexcept {
   if (locked) state_->unlock();
 }
 
-// Waits for programs that were running when the signal arrived or exit() was called.
+// Waits for this process's programs. If they finish, launching_ is false afterwards.
+// Assumption: V3D also counts programs that the firmware launches.
 void Device::waitForQueue() noexcept {
   const auto end = os_.now() + kLastWait;
   while (launching_ && os_.now() < end) {
-    if (v3d_) {
-      const std::uint32_t queue = v3d_->read(v3d::kQueue);
-      const std::uint32_t completed = queue >> 16U & 0xffU;
-      const std::uint32_t requested = queue >> 8U & 0xffU;
-      if (completed == requested) launching_ = false;
-    }
+    if (v3d_ && v3d_->finished()) launching_ = false;
     os_.pause(kPause);
   }
 }
@@ -299,6 +319,7 @@ void Device::launch(Method method, const std::vector<Start>& starts, const GpuMe
   if (method == Method::Registers && !v3d_)
     detail::raise<BackendError>("V3D's registers are not mapped");
   const State::LaunchLock alone(*state_);
+  if (method == Method::Registers) waitForOthers(kernel, limit);
   launching_ = true;
   try {
     os_.barrier();
@@ -314,10 +335,24 @@ void Device::launch(Method method, const std::vector<Start>& starts, const GpuMe
   launching_ = false;
 }
 
-void Device::launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
-                               std::chrono::milliseconds limit) {
+// Waits for programs that another process left running when it was killed, or when it exceeded its
+// time limit. Without this wait, V3D would count these programs as programs of the next launch.
+void Device::waitForOthers(const std::string& kernel, std::chrono::milliseconds limit) {
   v3d_->requirePower();
   v3d_->requireIdle();
+  const auto end = os_.now() + limit;
+  while (!v3d_->finished() && os_.now() < end) os_.pause(kPause);
+  if (v3d_->finished()) return;
+  const std::string state = v3d_->state();
+  detail::raise<ExecutionError>("kernel '" + kernel +
+                                    "' was not started, because programs of another process did "
+                                    "not finish within " +
+                                    seconds(limit) + " (" + state + "); " + afterTimeOut(),
+                                {kernel, "", -1, 0});
+}
+
+void Device::launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
+                               std::chrono::milliseconds limit) {
   v3d_->write(v3d::kDebugConfig, 0);
   v3d_->write(v3d::kInterruptEnable, 0);
   v3d_->write(v3d::kInterruptLatch, UINT32_MAX);
@@ -382,8 +417,17 @@ void Device::launchByMailbox(const std::vector<Start>& starts, const GpuMemory& 
 std::string Device::afterTimeOut() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const State::Lock locked(*state_);
-  if (state_->othersHold(self_))
-    return "it may still be running, because other processes also use the QPUs";
+  if (state_->othersHold(self_)) {
+    // launching_ is false if another process launched the programs. Such programs do not access
+    // this process's memory.
+    if (launching_) {
+      if (v3d_) waitForQueue();
+      if (!launching_) return "it finished later";
+      stuck_ = true;
+    }
+    return "the QPUs were not disabled, because other processes also use them: end all processes "
+           "that use the QPUs (qpu-info lists them), or reboot";
+  }
   const auto enable = [this](bool on) {
     try {
       return mailbox_->enableQpus(on);

@@ -86,6 +86,8 @@ class Device : public std::enable_shared_from_this<Device> {
   // Returns the reason why this launch method does not work, or "" if it works. The first call
   // performs a test launch.
   const std::string& fault(Method method);
+  // Throws BackendError if this process cannot use the QPUs, or can no longer use them.
+  void requireOpen() const;
   std::uint32_t clockHz();  // the clock rate of the V3D
   // Returns IDENT0 and IDENT1. Requires access to the registers.
   std::pair<std::uint32_t, std::uint32_t> identity();
@@ -113,11 +115,12 @@ class Device : public std::enable_shared_from_this<Device> {
 
   void recover();
   void enable();
-  void openRegisters(std::uint32_t peripherals);
-  void requireOpen() const;
+  void mapRegisters(std::uint32_t peripherals);
+  void checkRegisters();
   void release(const GpuMemory& memory) noexcept;
   void releaseSlot(std::size_t slot) noexcept;
   void waitForQueue() noexcept;
+  void waitForOthers(const std::string& kernel, std::chrono::milliseconds limit);
   void launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
                          std::chrono::milliseconds limit);
   void launchByMailbox(const std::vector<Start>& starts, const GpuMemory& control,

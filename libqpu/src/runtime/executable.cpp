@@ -189,6 +189,8 @@ void Executable::warn(const std::vector<std::string>& warnings) {
 void Executable::requireImage(std::size_t words) {
   const Opened& opened = openDevice();
   if (!opened.device) detail::raise<BackendError>(opened.fault);
+  // A program that could not be stopped may still read the image, so the image must not change.
+  opened.device->requireOpen();
   if (image_.memory && image_.device == opened.device && 4 * words <= image_.stride) return;
   image_ = Image();
   Image made;

@@ -57,6 +57,13 @@ void V3d::requireIdle() const {
     raiseObstacle(v3dBusy("CT0CS " + detail::hex(list0) + ", CT1CS " + detail::hex(list1)));
 }
 
+bool V3d::finished() const {
+  const std::uint32_t queue = read(v3d::kQueue);
+  const std::uint32_t completed = queue >> 16U & 0xffU;
+  const std::uint32_t requested = queue >> 8U & 0xffU;
+  return completed == requested;
+}
+
 std::string V3d::state() const {
   return "SRQCS " + detail::hex(read(v3d::kQueue)) + ", PCS " +
          detail::hex(read(v3d::kPipelineStatus)) + ", ERRSTAT " +

@@ -59,6 +59,8 @@ class V3d {
   // BackendError if the VideoCore is executing a 3D job.
   void requirePower();
   void requireIdle() const;
+  // Returns true if all programs that were queued have finished.
+  bool finished() const;
   // Returns a string such as "SRQCS 0x..., PCS 0x..., ERRSTAT 0x...".
   std::string state() const;
 
