@@ -555,8 +555,9 @@ bool is_of_channels(const std::optional<Tensor>& t, const Tensor& input) {
 }
 
 std::vector<float> numbers(const Tensor& t) {
-  const auto* const from = t.const_data_ptr<float>();
-  return {from, from + t.numel()};
+  std::vector<float> found(static_cast<std::size_t>(t.numel()));
+  copy_words(found.data(), t.const_data_ptr<float>(), t.nbytes());
+  return found;
 }
 
 // Sets all elements of a channel to NaN if one of the numbers for this channel is NaN. The QPUs
