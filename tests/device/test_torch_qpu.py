@@ -154,6 +154,15 @@ def test_out_of_memory_error_names_fix_and_device_recovers() -> None:
         torch.qpu.set_memory_limit(-1)
 
 
+def test_out_of_memory_in_an_operator_has_the_same_type() -> None:
+    a, b = torch.ones(1 << 16, 2, device="qpu"), torch.zeros(1 << 16, 2, device="qpu")
+    torch.qpu.empty_cache()
+    torch.qpu.set_memory_limit(torch.qpu.memory_reserved() + (3 << 19))
+    with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 2\.0 MiB"):
+        torch.cat([a, b], 1)  # memory is left for the result, but not for the kernel's table
+    assert torch.cat([a[:1], b[:1]], 1).tolist() == [[1, 1, 0, 0]]
+
+
 def test_events_and_streams_are_always_complete() -> None:
     torch.qpu.synchronize()
     torch_qpu.synchronize()
