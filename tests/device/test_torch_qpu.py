@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch_qpu
 from torch import nn
+from torch.autograd import forward_ad
 
 ULP = 2.0**-23
 
@@ -398,6 +399,23 @@ def test_forward_mode_derivatives() -> None:
     ones = torch.ones(3)
     found = torch.func.jvp(torch.func.grad(cubes), (x.to("qpu"),), (ones.to("qpu"),))[1]
     assert torch.equal(found.cpu(), 6 * x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_derivatives_of_max_pool2d() -> None:
+    image, along = torch.randn(1, 2, 4, 4), torch.randn(1, 2, 4, 4)
+
+    def derivative(device: str) -> torch.Tensor:
+        with forward_ad.dual_level(), torch.no_grad():
+            dual = forward_ad.make_dual(image.to(device), along.to(device))
+            return forward_ad.unpack_dual(nn.functional.max_pool2d(dual, 2)).tangent.cpu()
+
+    def pool(t: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool2d(t, 2)
+
+    assert torch.equal(derivative("qpu"), derivative("cpu"))
+    found = torch.func.jvp(pool, (image.to("qpu"),), (along.to("qpu"),))[1]
+    assert torch.equal(found.cpu(), derivative("cpu"))
 
 
 def test_recurrent_cells_and_their_gradients() -> None:

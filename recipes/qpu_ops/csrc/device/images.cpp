@@ -479,7 +479,7 @@ Tensor max_pool2d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride, In
 
 Tensor max_pool2d_with_gradient(const Tensor& self, IntArrayRef kernel, IntArrayRef stride,
                                 IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
-  if (at::GradMode::is_enabled() && self.requires_grad())
+  if ((at::GradMode::is_enabled() && self.requires_grad()) || self._fw_grad(0).defined())
     return std::get<0>(
         at::max_pool2d_with_indices(self, kernel, stride, padding, dilation, ceil_mode));
   const at::AutoDispatchBelowAutograd below;
@@ -739,7 +739,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_batch_norm_backward", kernel<batch_norm_backward>());
 }
 
-// If a gradient is required, the operator must also return the indices.
+// If a gradient is required, in reverse or in forward mode, the operator must also return the
+// indices.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("max_pool2d", &max_pool2d_with_gradient);
 }
