@@ -164,6 +164,15 @@ def test_out_of_memory_in_an_operator_has_the_same_type() -> None:
     assert torch.cat([a[:1], b[:1]], 1).tolist() == [[1, 1, 0, 0]]
 
 
+def test_copies_to_empty_tensors_check_the_shape() -> None:
+    empty = torch.empty(0, device="qpu")
+    for source in (torch.ones(3), torch.ones(3, device="qpu"), torch.ones(2, 0)):
+        with pytest.raises(RuntimeError, match="shape"):
+            empty.copy_(source)
+    assert empty.copy_(torch.ones(1)).tolist() == []
+    assert torch.empty(2, 0, device="qpu").copy_(torch.empty(0)).tolist() == [[], []]
+
+
 def test_events_and_streams_are_always_complete() -> None:
     torch.qpu.synchronize()
     torch_qpu.synchronize()
