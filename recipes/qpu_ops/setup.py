@@ -41,7 +41,10 @@ def libqpu_flags() -> tuple[list[str], list[str]]:
         libraries = [folder for folder in Path(prefix).glob("lib*") if any(folder.rglob("libqpu.so"))]
         if header.is_file() and libraries:
             folder = next(libraries[0].rglob("libqpu.so")).parent
-            return [f"-I{header.parent.resolve()}"], [f"-L{folder.resolve()}", "-lqpu"]
+            # For arm64, qpu.pc contains this option, because unaligned accesses to GPU memory cause a fault.
+            settings = folder / "pkgconfig" / "qpu.pc"
+            aligned = ["-mstrict-align"] if settings.is_file() and "-mstrict-align" in settings.read_text() else []
+            return [f"-I{header.parent.resolve()}", *aligned], [f"-L{folder.resolve()}", "-lqpu"]
         sys.exit(
             "libqpu is not in the folder LIBQPU_PREFIX\n"
             f"  expected: {prefix}/include/QPULib.h and {prefix}/lib/libqpu.so\n"

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch_qpu
 from torch import nn
+from torch.autograd import forward_ad
 
 ULP = 2.0**-23
 
@@ -152,6 +153,24 @@ def test_out_of_memory_error_names_fix_and_device_recovers() -> None:
     assert torch.ones(3, device="qpu").sum().item() == 3
     with pytest.raises(ValueError, match="0 or more"):
         torch.qpu.set_memory_limit(-1)
+
+
+def test_out_of_memory_in_an_operator_has_the_same_type() -> None:
+    a, b = torch.ones(1 << 16, 2, device="qpu"), torch.zeros(1 << 16, 2, device="qpu")
+    torch.qpu.empty_cache()
+    torch.qpu.set_memory_limit(torch.qpu.memory_reserved() + (3 << 19))
+    with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 2\.0 MiB"):
+        torch.cat([a, b], 1)  # memory is left for the result, but not for the kernel's table
+    assert torch.cat([a[:1], b[:1]], 1).tolist() == [[1, 1, 0, 0]]
+
+
+def test_copies_to_empty_tensors_check_the_shape() -> None:
+    empty = torch.empty(0, device="qpu")
+    for source in (torch.ones(3), torch.ones(3, device="qpu"), torch.ones(2, 0)):
+        with pytest.raises(RuntimeError, match="shape"):
+            empty.copy_(source)
+    assert empty.copy_(torch.ones(1)).tolist() == []
+    assert torch.empty(2, 0, device="qpu").copy_(torch.empty(0)).tolist() == [[], []]
 
 
 def test_events_and_streams_are_always_complete() -> None:
@@ -389,6 +408,23 @@ def test_forward_mode_derivatives() -> None:
     ones = torch.ones(3)
     found = torch.func.jvp(torch.func.grad(cubes), (x.to("qpu"),), (ones.to("qpu"),))[1]
     assert torch.equal(found.cpu(), 6 * x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_forward_mode_derivatives_of_max_pool2d() -> None:
+    image, along = torch.randn(1, 2, 4, 4), torch.randn(1, 2, 4, 4)
+
+    def derivative(device: str) -> torch.Tensor:
+        with forward_ad.dual_level(), torch.no_grad():
+            dual = forward_ad.make_dual(image.to(device), along.to(device))
+            return forward_ad.unpack_dual(nn.functional.max_pool2d(dual, 2)).tangent.cpu()
+
+    def pool(t: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool2d(t, 2)
+
+    assert torch.equal(derivative("qpu"), derivative("cpu"))
+    found = torch.func.jvp(pool, (image.to("qpu"),), (along.to("qpu"),))[1]
+    assert torch.equal(found.cpu(), derivative("cpu"))
 
 
 def test_recurrent_cells_and_their_gradients() -> None:

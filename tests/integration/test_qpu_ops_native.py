@@ -210,6 +210,29 @@ def test_a_missing_libqpu_is_reported_with_the_fix(
     assert not (source / "dist").exists()
 
 
+@pytest.mark.parametrize("option", ["-mstrict-align", ""])
+def test_extension_is_compiled_with_the_alignment_of_libqpu(checks: NativeChecks, tmp_path: Path, option: str) -> None:
+    for name in ("include/QPULib.h", "lib/libqpu.so", "lib/pkgconfig/qpu.pc"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "lib/pkgconfig/qpu.pc").write_text(f"Cflags: -I${{includedir}} {option}\n")
+    code = (
+        "import runpy, setuptools\n"
+        "setuptools.setup = lambda **given: print(*given['ext_modules'][0].extra_compile_args)\n"
+        "runpy.run_path('setup.py')"
+    )
+    done = subprocess.run(
+        [checks.python, "-c", code],
+        cwd=RECIPE,
+        env={**os.environ, **checks.environment, "LIBQPU_PREFIX": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert ("-mstrict-align" in done.stdout.split()) == bool(option)
+
+
 @pytest.mark.skipif(not shutil.which("pkg-config"), reason="needs pkg-config: apt-get install pkgconf")
 def test_libqpu_is_found_by_pkg_config_too(checks: NativeChecks, tmp_path: Path) -> None:
     source = tmp_path / "source"

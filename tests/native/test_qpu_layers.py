@@ -155,6 +155,21 @@ def test_cat(name: str) -> None:
     assert_alike(function, *(torch.randn(shape) for shape in shapes))
 
 
+def test_cpu_joins_and_selects_many_single_elements() -> None:
+    a, b, places = torch.randn(9000), torch.randn(9000), torch.randperm(9000)
+    there = a.to("qpu"), b.to("qpu"), places.to("qpu")
+    torch_qpu.reset_counters()
+    assert torch.equal(torch.stack(there[:2], -1).cpu(), torch.stack([a, b], -1))
+    assert torch.equal(there[0].index_select(0, there[2]).cpu(), a[places])
+    assert torch_qpu.fallbacks() == {"aten::cat.out": 1, "aten::index_select": 1}
+    torch_qpu.reset_counters()
+    assert torch.equal(torch.stack([t[:100] for t in there[:2]], -1).cpu(), torch.stack([a[:100], b[:100]], -1))
+    assert torch.equal(
+        torch.cat([t.view(-1, 2) for t in there[:2]], 1).cpu(), torch.cat([a.view(-1, 2), b.view(-1, 2)], 1)
+    )
+    assert torch_qpu.fallbacks() == {}
+
+
 def test_cat_of_empty_tensors() -> None:
     a = torch.ones(2, 3, device="qpu")
     assert torch.cat([torch.ones(0, device="qpu"), a, a[:0]]).tolist() == [[1, 1, 1]] * 2

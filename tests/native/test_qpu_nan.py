@@ -40,6 +40,12 @@ def scores(a: torch.Tensor) -> torch.Tensor:
     return torch.stack([a, ramp(a)])
 
 
+def counted(a: torch.Tensor, number: float) -> torch.Tensor:
+    """Return a tensor without dimensions after an operator on lists has added a number to it in place."""
+    torch._foreach_add_([a], number)
+    return a
+
+
 def class_loss(x: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(x, torch.tensor([0, 1], device=x.device))
 
@@ -329,6 +335,61 @@ def test_numbers_beyond_float32_match_the_cpu(number: float) -> None:
     )
     for function in functions:
         assert same(function(a.to("qpu")), function(a))
+
+
+@pytest.mark.parametrize("number", [NAN, INF, -INF, 1e39])
+def test_numbers_for_lists_match_the_cpu(number: float) -> None:
+    a = torch.tensor([-1.0, 0.0, 2.0])
+    functions: tuple[Function, ...] = (
+        lambda x: torch._foreach_mul([x], number)[0],
+        lambda x: torch._foreach_mul([x], [number])[0],
+        lambda x: torch._foreach_mul([x], torch.tensor(number, dtype=torch.float64))[0],
+        lambda x: torch._foreach_mul([x], torch.tensor(number).to(x.device))[0],
+        lambda x: torch._foreach_div([x], number)[0],
+        lambda x: counted(x.sum(), number),
+    )
+    for function in functions:
+        assert same(function(a.to("qpu")), function(a))
+
+
+@pytest.mark.parametrize("number", [NAN, INF, -INF])
+def test_non_finite_factors_match_the_cpu(number: float) -> None:
+    a = torch.tensor([[-1.0, 0.0], [0.0, 2.0]])
+    functions: tuple[Function, ...] = (
+        lambda x: torch.addmm(x, x, x, alpha=number),
+        lambda x: torch.addmm(x, x, x, beta=number),
+        lambda x: torch.baddbmm(x[None], x[None], x[None], alpha=number),
+        lambda x: torch.baddbmm(x[None], x[None], x[None], beta=number),
+        lambda x: torch.addmv(x[0], x, x[1], alpha=number),
+        lambda x: torch.addmv(x[0], x, x[1], beta=number),
+        lambda x: torch.lerp(x, x + x, number),
+        lambda x: functional.leaky_relu(x, number),
+        lambda x: functional.elu(x, number),
+        lambda x: functional.softplus(x, 1, number),
+    )
+    for function in functions:
+        assert same(function(a.to("qpu")), function(a))
+
+
+@pytest.mark.parametrize("number", [NAN, INF, -INF])
+def test_non_finite_tensors_of_one_element_match_the_cpu(number: float) -> None:
+    a = torch.tensor(number)
+    functions: tuple[Function, ...] = (
+        lambda x: x + 1,
+        lambda x: x * 0,
+        lambda x: x.view(1, 1) - x,
+        lambda x: torch.ones(3, 2).to(x.device).t() * x,
+    )
+    for function in functions:
+        assert same(function(a.to("qpu")), function(a))
+
+
+def test_gradient_clipping_keeps_nan() -> None:
+    parameters = [nn.Parameter(torch.ones(3, device="qpu")) for _ in range(2)]
+    for parameter, value in zip(parameters, (1.0, NAN), strict=True):
+        parameter.grad = torch.full((3,), value, device="qpu")
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    assert all(parameter.grad.isnan().all() for parameter in parameters)
 
 
 @pytest.mark.parametrize("number", [NAN, INF, -INF, 1e39])

@@ -300,6 +300,33 @@ def test_out_of_other_dtype_or_shape_behaves_as_in_torch() -> None:
         torch.add(overlapping[:3], 1, out=overlapping[1:])
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", ["amax", "amin", "argmax", "argmin"])
+def test_out_of_extremes_is_resized_as_on_the_cpu(name: str, keep: bool) -> None:
+    a = torch.randn(3, 4, 5)
+    for shape in ((4, 3), (3, 4), (3, 1, 4), (3, 4, 1), (12,)):
+        found = []
+        for device in ("cpu", "qpu"):
+            out = torch.empty(shape, device=device, dtype=torch.int64 if name.startswith("arg") else torch.float32)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                getattr(torch, name)(a.to(device), 2, keepdim=keep, out=out)
+            found.append((out.shape, out.tolist(), [str(item.message)[:40] for item in caught]))
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_out_of_max_and_indices_is_resized_as_on_the_cpu(name: str) -> None:
+    a = torch.randn(3, 4)
+    found = []
+    for device in ("cpu", "qpu"):
+        values, places = torch.empty(3, 1, device=device), torch.empty(1, 3, device=device, dtype=torch.int64)
+        with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+            getattr(torch, name)(a.to(device), 1, out=(values, places))
+        found.append((values.tolist(), places.tolist()))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("shape", "dims"),
     [((10000, 8), 0), ((100000, 2), 0), ((4, 100000), 1), ((500, 3, 70), (0, 1)), ((2, 3, 9000), (0, 2))],

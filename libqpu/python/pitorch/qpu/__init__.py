@@ -7,7 +7,7 @@ Kernels are written in C++ (``qpu/qpu.hpp``) and saved with ``Kernel::save()``, 
     kernel = qpu.Program.open("axpy.qpuo")
     x = qpu.Buffer.of(numpy.arange(1600, dtype=numpy.float32))
     kernel.run(1600, numpy.float32(0.5), x, qpus=12)
-    print(x.array, kernel.cycles(), kernel.listing())
+    print(x.read(), kernel.cycles(), kernel.listing())
 
 The module loads ``libqpu.so.1`` from the dynamic loader's path, or the file that the environment variable
 ``QPU_LIBRARY`` names. ``QPU_BACKEND`` and the library's other variables apply; see docs/libqpu.md.
@@ -213,7 +213,9 @@ class Buffer:
     """Zero-filled memory that the CPU and the QPUs share. If kernels run on the QPUs, a buffer is GPU memory.
 
     ``array`` accesses the memory directly. On hardware, the memory is uncached, so use ``write`` and ``read`` to copy
-    whole arrays.
+    whole arrays. On 64-bit boards, use ``array`` only for single elements, such as ``array[3]``. NumPy's operations on
+    several elements, such as ``array[:] = values``, can make unaligned accesses. In GPU memory, an unaligned access
+    ends the process with the signal SIGBUS.
     """
 
     def __init__(self, shape: int | Sequence[int], dtype: numpy.typing.DTypeLike = numpy.float32) -> None:

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <cmath>
 #include <initializer_list>
 
 namespace torch_qpu {
@@ -12,12 +13,12 @@ namespace {
 
 using at::Tensor;
 
-// Returns the numbers among the arguments, or std::nullopt if one of them is complex.
+// Returns the numbers among the arguments, or std::nullopt if one of them is complex or not finite.
 std::optional<std::vector<float>> numbers(const Call& call,
                                           std::initializer_list<std::size_t> places) {
   std::vector<float> found;
   for (const std::size_t place : places) {
-    if (!call.is_real(place)) return std::nullopt;
+    if (!call.is_real(place) || !std::isfinite(call.number(place))) return std::nullopt;
     found.push_back(call.number(place));
   }
   return found;
@@ -177,9 +178,10 @@ bool elu_backward(Call& call) {
                       {call.tensor(0), call.tensor(5)}, elu_numbers(call, 1), {0}, call.out());
 }
 bool softplus(Call& call) {
-  if (!call.is_real(1) || !call.is_real(2)) return false;
-  const float beta = call.number(1);
-  return compute(kSoftplus, {call.tensor(0)}, {beta, 1 / beta, call.number(2)}, call.out());
+  const auto given = numbers(call, {1, 2});
+  if (!given.has_value()) return false;
+  const float beta = (*given)[0], threshold = (*given)[1];
+  return compute(kSoftplus, {call.tensor(0)}, {beta, 1 / beta, threshold}, call.out());
 }
 bool softplus_backward(Call& call) {
   return compute_with(kSoftplusBackward, {call.tensor(0), call.tensor(1)}, numbers(call, {2, 3}),
@@ -199,8 +201,9 @@ constexpr Elementwise kLerpByTensor{
     "lerp", "sub 1 0;mul 5 2;add 0 6;sub 4 2;mul 5 8;sub 1 9;abs 2;gt 3 11 7 10>12"};
 
 bool lerp(Call& call) {
-  if (!call.is_real(2)) return false;
-  const float weight = call.number(2);
+  const auto given = numbers(call, {2});
+  if (!given.has_value()) return false;
+  const float weight = (*given)[0];
   const std::vector<Tensor> ends{call.tensor(0), call.tensor(1)};
   if (weight < 0.5F && weight > -0.5F) return compute(kLerp, ends, {weight}, call.out());
   return compute(kLerpFromEnd, ends, {weight, 1}, call.out());

@@ -1,6 +1,7 @@
 #include "chains.h"
 
 #include <array>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>

@@ -3,6 +3,7 @@
 #include "device.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
@@ -319,7 +320,13 @@ void write_back(const Tensor& t, const Tensor& cpu) {
 }
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool /*non_blocking*/) {
-  if (self.is_same(source) || self.numel() == 0) return self;
+  if (self.is_same(source)) return self;
+  if (self.numel() == 0) {
+    TORCH_CHECK(at::is_expandable_to(source.sizes(), self.sizes()),
+                "expected a source that can be broadcast to the shape ", self.sizes(),
+                ", found the shape ", source.sizes());
+    return self;
+  }
   require_mutable(self);
   if (source._is_zerotensor()) return self.zero_();
   at::assert_no_partial_overlap(self, source);

@@ -479,7 +479,7 @@ Tensor max_pool2d(const Tensor& self, IntArrayRef kernel, IntArrayRef stride, In
 
 Tensor max_pool2d_with_gradient(const Tensor& self, IntArrayRef kernel, IntArrayRef stride,
                                 IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
-  if (at::GradMode::is_enabled() && self.requires_grad())
+  if ((at::GradMode::is_enabled() && self.requires_grad()) || self._fw_grad(0).defined())
     return std::get<0>(
         at::max_pool2d_with_indices(self, kernel, stride, padding, dilation, ceil_mode));
   const at::AutoDispatchBelowAutograd below;
@@ -555,8 +555,9 @@ bool is_of_channels(const std::optional<Tensor>& t, const Tensor& input) {
 }
 
 std::vector<float> numbers(const Tensor& t) {
-  const auto* const from = t.const_data_ptr<float>();
-  return {from, from + t.numel()};
+  std::vector<float> found(static_cast<std::size_t>(t.numel()));
+  copy_words(found.data(), t.const_data_ptr<float>(), t.nbytes());
+  return found;
 }
 
 // Sets all elements of a channel to NaN if one of the numbers for this channel is NaN. The QPUs
@@ -738,7 +739,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_batch_norm_backward", kernel<batch_norm_backward>());
 }
 
-// If a gradient is required, the operator must also return the indices.
+// If a gradient is required, in reverse or in forward mode, the operator must also return the
+// indices.
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
   m.impl("max_pool2d", &max_pool2d_with_gradient);
 }

@@ -7,7 +7,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -39,7 +38,7 @@ class Table {
     static_assert(sizeof(T) == 4 && std::is_trivial_v<T>);
   }
   explicit Table(const std::vector<T>& from) : Table(from.size()) {
-    if (!from.empty()) std::memcpy(data_, from.data(), from.size() * sizeof(T));
+    copy_words(data_, from.data(), from.size() * sizeof(T));
   }
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;

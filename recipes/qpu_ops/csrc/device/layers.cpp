@@ -378,9 +378,9 @@ struct Extremes {
   Tensor places;  // int64
 };
 
-// Computes the minima or maxima along a dimension. The result keeps this dimension with size 1.
-// Returns std::nullopt if the QPUs do not support the computation.
-std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool least) {
+// Computes the minima or maxima along a dimension. If `keep` is true, the result keeps this
+// dimension with size 1. Returns std::nullopt if the QPUs do not support the computation.
+std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool keep, bool least) {
   if (!usable(t) || t.numel() == 0 || t.dim() == 0) return std::nullopt;
   const std::int64_t dim = at::maybe_wrap_dim(wrapped, t.dim());
   const Tensor rows = dense(t.movedim(dim, -1));
@@ -388,38 +388,35 @@ std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool lea
   if (columns > kMaxFactor || count > kMaxFactor) return std::nullopt;
   std::vector<std::int64_t> sizes = rows.sizes().vec();
   sizes.back() = 1;
-  Extremes found{at::empty(sizes, t.options()), at::empty(sizes, t.options().dtype(at::kLong))};
+  const Tensor values = at::empty(sizes, t.options());
+  const Tensor indices = at::empty(sizes, t.options().dtype(at::kLong));
   const Tensor narrow = at::empty({count}, t.options().dtype(at::kInt));
-  launch(least ? "min" : "max", rows.nbytes() + found.values.nbytes() + narrow.nbytes(), [&] {
-    learning::extremes(found.values.mutable_data_ptr<float>(), narrow.mutable_data_ptr<int>(),
+  launch(least ? "min" : "max", rows.nbytes() + values.nbytes() + narrow.nbytes(), [&] {
+    learning::extremes(values.mutable_data_ptr<float>(), narrow.mutable_data_ptr<int>(),
                        rows.const_data_ptr<float>(), static_cast<int>(count),
                        static_cast<int>(columns), least, qpus());
   });
   std::vector<int> places(static_cast<std::size_t>(count));
   copy_words(places.data(), narrow.const_data_ptr(), narrow.nbytes());
   const std::vector<std::int64_t> wide(places.begin(), places.end());
-  copy_words(found.places.mutable_data_ptr(), wide.data(), found.places.nbytes());
-  found.values = found.values.movedim(-1, dim);
-  found.places = found.places.movedim(-1, dim);
-  return found;
+  copy_words(indices.mutable_data_ptr(), wide.data(), indices.nbytes());
+  const auto shaped = [&](const Tensor& found) {
+    return keep ? found.movedim(-1, dim) : found.squeeze(-1);
+  };
+  return Extremes{shaped(values), shaped(indices)};
 }
-
-// Copies the values to a result, which may or may not have the reduced dimension.
-void put(const Tensor& out, const Tensor& found) { out.copy_(found.reshape(out.sizes())); }
-
-bool has_size_of(const Tensor& out, const Tensor& found) { return out.numel() == found.numel(); }
 
 // Arguments: self, dimension, keep, values, indices.
 template <bool least>
 bool extreme_of_dimension(Call& call) {
   const Tensor values = call.tensor(3), places = call.tensor(4);
   if (!is_float(values) || !on_device(places) || places.scalar_type() != at::kLong) return false;
-  const auto found = extremes(call.tensor(0), call[1].toInt(), least);
-  if (!found.has_value() || !has_size_of(values, found->values) ||
-      !has_size_of(places, found->places))
+  const auto found = extremes(call.tensor(0), call[1].toInt(), call[2].toBool(), least);
+  if (!found.has_value() || values.sizes() != found->values.sizes() ||
+      places.sizes() != found->places.sizes())
     return false;
-  put(values, found->values);
-  put(places, found->places);
+  values.copy_(found->values);
+  places.copy_(found->places);
   call.finish({values, places});
   return true;
 }
@@ -429,9 +426,9 @@ bool extreme_of_dimension(Call& call) {
 bool place_of_extreme(Call& call, bool least) {
   const Tensor out = call.out();
   if (call[1].isNone() || !on_device(out) || out.scalar_type() != at::kLong) return false;
-  const auto found = extremes(call.tensor(0), call[1].toInt(), least);
-  if (!found.has_value() || !has_size_of(out, found->places)) return false;
-  put(out, found->places);
+  const auto found = extremes(call.tensor(0), call[1].toInt(), call[2].toBool(), least);
+  if (!found.has_value() || out.sizes() != found->places.sizes()) return false;
+  out.copy_(found->places);
   call.finish({out});
   return true;
 }
@@ -440,9 +437,9 @@ bool extreme_of(Call& call, bool least) {
   const std::vector<std::int64_t> dims = call[1].toIntVector();
   const Tensor out = call.out();
   if (dims.size() != 1) return false;
-  const auto found = extremes(call.tensor(0), dims[0], least);
-  if (!found.has_value() || !has_size_of(out, found->values)) return false;
-  put(out, found->values);
+  const auto found = extremes(call.tensor(0), dims[0], call[2].toBool(), least);
+  if (!found.has_value() || out.sizes() != found->values.sizes()) return false;
+  out.copy_(found->values);
   return true;
 }
 

@@ -52,6 +52,8 @@ bool cat(Call& call) {
   };
   const std::int64_t inner = elements_after(out), row = inner * out.size(dim);
   if (row > std::numeric_limits<int>::max()) return false;
+  const auto rows = static_cast<std::size_t>(out.numel() / row);
+  if (!learning::has_small_table(rows * parts.size(), out.nbytes())) return false;
   std::vector<learning::Run> runs;
   std::int64_t before = 0;
   for (Tensor& t : parts) {
@@ -94,8 +96,11 @@ bool index_select(Call& call) {
   if (!usable(self) || self.dim() == 0 || index.dim() != 1 || self.numel() == 0 ||
       at::maybe_wrap_dim(call[1].toInt(), self.dim()) != 0)
     return false;
-  const auto rows = whole_numbers(index);
   const std::int64_t columns = self.numel() / self.size(0);
+  const auto count = static_cast<std::size_t>(index.numel());
+  if (!learning::has_small_table(count, count * static_cast<std::size_t>(columns) * sizeof(float)))
+    return false;
+  const auto rows = whole_numbers(index);
   if (!rows.has_value() || columns > std::numeric_limits<int>::max()) return false;
   for (const std::int64_t row : *rows)
     TORCH_CHECK_INDEX(row >= 0 && row < self.size(0), "index out of range in self: expected 0 to ",

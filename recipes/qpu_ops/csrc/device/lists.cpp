@@ -87,6 +87,9 @@ bool are_apart(const std::vector<Part>& parts) {
 bool run_lists(const char* name, const std::string& steps, Lists lists,
                const std::vector<Tensors>& outputs = {}) {
   if (lists.size() == 0) return true;
+  for (const std::vector<float>& numbers : lists.numbers)
+    for (const float number : numbers)
+      if (!std::isfinite(number)) return false;
   if (!make_alike(lists)) return false;
   std::vector<Part> parts;
   std::size_t bytes = 0;
@@ -117,23 +120,25 @@ bool run_lists(const char* name, const std::string& steps, Lists lists,
 // tensor, or a tensor.
 enum class Given : std::uint8_t { none, one, each, tensor };
 
+// Returns the numbers for each position in the lists, or std::nullopt if one of them is complex.
+// Numbers beyond the range of float32 become infinities.
 std::optional<std::vector<std::vector<float>>> numbers_of(const Call& call, std::size_t place,
                                                           Given given, std::size_t count) {
   if (given == Given::none) return std::vector<std::vector<float>>(count);
-  if (given == Given::one) {
-    if (!call.is_real(place)) return std::nullopt;
-    return std::vector<std::vector<float>>(count, {call.number(place)});
-  }
+  std::vector<at::Scalar> scalars;
   if (given == Given::tensor) {
     const Tensor& t = call.tensor(place);
-    if (t.dim() != 0 || t.is_complex() || !t.is_floating_point()) return std::nullopt;
-    return std::vector<std::vector<float>>(count, {t.item<float>()});
+    if (t.dim() != 0 || !t.is_floating_point()) return std::nullopt;
+    scalars.assign(count, t.item());
+  } else if (given == Given::one) {
+    scalars.assign(count, call[place].toScalar());
+  } else {
+    for (const c10::IValue& value : call[place].toListRef()) scalars.push_back(value.toScalar());
   }
   std::vector<std::vector<float>> found;
-  for (const c10::IValue& value : call[place].toListRef()) {
-    const at::Scalar scalar = value.toScalar();
+  for (const at::Scalar& scalar : scalars) {
     if (scalar.isComplex()) return std::nullopt;
-    found.push_back({scalar.to<float>()});
+    found.push_back({static_cast<float>(scalar.to<double>())});
   }
   if (found.size() != count) return std::nullopt;
   return found;
@@ -207,7 +212,7 @@ bool add_number(Call& call) {
   for (const Tensor& counter : counters) {
     float count = 0;
     copy_words(&count, counter.const_data_ptr(), sizeof count);
-    count += call.number(1);
+    count += static_cast<float>(call[1].toScalar().to<double>());
     copy_words(counter.mutable_data_ptr(), &count, sizeof count);
   }
   call.finish({});

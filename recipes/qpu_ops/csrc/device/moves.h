@@ -3,6 +3,7 @@
 #ifndef TORCH_QPU_MOVES_H
 #define TORCH_QPU_MOVES_H
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -15,6 +16,12 @@ struct Run {
   const float* from = nullptr;
   int length = 0;
 };
+// Returns true if the table that copy_runs() needs for `count` runs is at most one page, or at most
+// twice as large as the runs, which have `bytes` bytes in total.
+inline bool has_small_table(std::size_t count, std::size_t bytes) {
+  constexpr std::size_t entry = 4 * sizeof(int), page = 4096;
+  return count * entry <= std::max(page, 2 * bytes);
+}
 // Copies all runs in a single launch. The destination of a run must not overlap any other source
 // or destination.
 void copy_runs(const std::vector<Run>& runs, int qpus);

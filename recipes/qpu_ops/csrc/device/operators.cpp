@@ -98,6 +98,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
     if (std::isnan(number)) return false;
   for (const Tensor& t : inputs) {
     if (usable(t)) {
+      if (t.numel() == 1 && !std::isfinite(*t.const_data_ptr<float>())) return false;
       any = true;
       any_shape = any_shape || t.dim() > 0;
     } else if (is_number(t)) {
@@ -136,9 +137,7 @@ bool compute(const Elementwise& what, const std::vector<Tensor>& inputs,
     if (is_number(t)) {
       operands.push_back({nullptr, number_in(t)});
     } else if (t.numel() == 1 && n > 1 && (any_array || i + 1 < inputs.size())) {
-      const float number = *t.const_data_ptr<float>();
-      if (!std::isfinite(number)) return false;
-      operands.push_back({nullptr, number});
+      operands.push_back({nullptr, *t.const_data_ptr<float>()});
     } else if (flat && flat_stride(place) == sizeof(float)) {
       operands.push_back({static_cast<const float*>(iterator.data_ptr(place)), 0});
       any_array = true;
@@ -420,9 +419,10 @@ bool addmm(Call& call) {
   const Tensor out = call.out();
   if (!may_multiply(a, b, out, 2) || !usable(self) || !call.is_real(3) || !call.is_real(4))
     return false;
-  const float beta = call.number(3);
+  const float beta = call.number(3), alpha = call.number(4);
+  if (!std::isfinite(beta) || !std::isfinite(alpha)) return false;
   if (beta != 0 && !out.is_same(self)) out.copy_(self.expand(out.sizes()));
-  product(out, a, b, call.number(4), beta);
+  product(out, a, b, alpha, beta);
   return true;
 }
 
@@ -475,9 +475,10 @@ bool baddbmm(Call& call) {
   const Tensor out = call.out();
   if (!may_multiply(a, b, out, 3) || !usable(self) || !call.is_real(3) || !call.is_real(4))
     return false;
-  const float beta = call.number(3);
+  const float beta = call.number(3), alpha = call.number(4);
+  if (!std::isfinite(beta) || !std::isfinite(alpha)) return false;
   if (beta != 0 && !out.is_same(self)) out.copy_(self.expand(out.sizes()));
-  multiply_batch(out, a, b, call.number(4), beta);
+  multiply_batch(out, a, b, alpha, beta);
   return true;
 }
 
@@ -499,6 +500,7 @@ bool addmv(Call& call) {
       !is_matrix(a) || !call.is_real(3) || !call.is_real(4))
     return false;
   const float beta = call.number(3), alpha = call.number(4);
+  if (!std::isfinite(beta) || !std::isfinite(alpha)) return false;
   if ((beta != 0 && !usable(self)) || out.dim() != 1 || out.size(0) != a.size(0)) return false;
   const Tensor y = at::empty({a.size(0)}, out.options());
   product_with_vector(y, a, dense(x));

@@ -4,6 +4,7 @@
 #define TORCH_QPU_OPERATORS_H
 
 #include <ATen/record_function.h>
+#include <qpu/error.h>
 #include <qpu/kernels.h>
 #include <torch/library.h>
 
@@ -33,7 +34,7 @@ inline kernels::Floats at(const float* p) { return const_cast<float*>(p); }
 inline kernels::Floats at(const at::Tensor& t) { return at(t.const_data_ptr<float>()); }
 
 // Runs a kernel. Only one kernel runs at a time. `bytes` is the number of bytes that the kernel
-// reads and writes.
+// reads and writes. Throws c10::OutOfMemoryError if no memory is left for the kernel's own data.
 template <typename Run>
 void launch(const char* name, std::size_t bytes, Run run) {
   // Records the kernel for torch.profiler.
@@ -42,7 +43,13 @@ void launch(const char* name, std::size_t bytes, Run run) {
   if (shown.isActive()) shown.before(title.c_str());
   const Span span(Kind::launch, name, bytes);
   const std::lock_guard<std::mutex> lock(device_mutex());
-  run();
+  try {
+    run();
+  } catch (const OutOfMemory& fault) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, fault.what());
+  } catch (const qpu::AllocationError& fault) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, fault.what());
+  }
 }
 
 // Returns true if no element is Inf or NaN. The function checks the whole range of the tensor in
