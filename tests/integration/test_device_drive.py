@@ -165,7 +165,7 @@ def test_a_board_that_reads_other_files_is_an_error(tmp_path: Path, content: str
     assert run.outcomes() == {}
     assert run.record.error is not None
     assert run.record.error["kind"] == "ChainBroken"
-    assert f"such as {tmp_path / 'new'}: FAILED" in run.record.error["found"]
+    assert f"(for example, {tmp_path / 'new'}: FAILED" in run.record.error["found"]
     assert " / " in run.record.error["found"], "the message must show the board's root"
 
 
