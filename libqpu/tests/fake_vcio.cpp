@@ -80,6 +80,7 @@ struct FakeVcio::Shared {
   std::uint32_t cacheClears;
   std::uint32_t requested;  // programs in V3D's queue
   std::uint32_t completed;
+  bool stopped;  // the QPUs were disabled after the last program was queued
   std::uint32_t code;  // of the program that was queued last
   std::array<Piece, 8192> pieces;
   std::array<char, 2048> complaints;
@@ -307,7 +308,7 @@ void FakeVcio::answer(std::uint32_t* words) noexcept {
       if (p == pieces.end()) complain("unlock or release of handle " + std::to_string(v[0]));
       if (p != pieces.end() && !unlock && p->locked)
         complain("release of locked handle " + std::to_string(v[0]));
-      if (p != pieces.end() && shared_->completed != shared_->requested &&
+      if (p != pieces.end() && shared_->completed != shared_->requested && !shared_->stopped &&
           shared_->code - (alias(p->flags) | (kPhysical + p->offset)) < p->bytes)
         complain("release of a running program's memory");
       v[0] = p == pieces.end() ? 0x80000000 : 0;
@@ -326,7 +327,8 @@ void FakeVcio::answer(std::uint32_t* words) noexcept {
       if (!refused) {
         shared_->enabled += on ? 1 : -1;
         ++(on ? shared_->enables : shared_->disables);
-        if (!on) shared_->requested = shared_->completed = 0;
+        if (!on) shared_->stopped = true;
+        if (!on && !keepsCounts) shared_->requested = shared_->completed = 0;
       } else if (!on) {
         complain("disable of QPUs that are off");
       }
@@ -413,7 +415,7 @@ std::uint32_t FakeVcio::load(const volatile std::uint32_t* at) noexcept {
     return 0;
   }
   now_ += std::chrono::microseconds(1);
-  if (shared_->enabled == 0 || powerless) return 0xdeadbeef;
+  if (shared_->enabled == 0 || powerless) return unpowered;
   switch (4 * index) {
     case 0x000: return 0x02443356;
     case 0x004: return 0x000 | 12U << 28U | 1U << 24U | 16U << 16U | 2U << 12U | 4U << 8U | 3U << 4U;
@@ -459,12 +461,14 @@ void FakeVcio::store(volatile std::uint32_t* at, std::uint32_t value) noexcept {
     case 0x430:
       queued_.push_back({uniforms_, value});
       ++shared_->requested;
+      shared_->stopped = false;
       shared_->code = value;
       if (queued_.size() > 16) complain("more than 16 programs in the queue");
       break;
     case 0x434: uniforms_ = value; break;
     case 0x43c:
-      if (shared_->completed != shared_->requested) complain("clear of a queue that is in use");
+      if (shared_->completed != shared_->requested && !shared_->stopped)
+        complain("clear of a queue that is in use");
       if ((value & 1U << 16U) != 0) shared_->completed = 0;
       if ((value & 1U << 8U) != 0) shared_->requested = 0;
       if ((value & 1U) != 0) queued_.clear();
@@ -478,7 +482,10 @@ void FakeVcio::store(volatile std::uint32_t* at, std::uint32_t value) noexcept {
 
 void FakeVcio::barrier() noexcept {}
 std::chrono::nanoseconds FakeVcio::now() noexcept { return now_ += std::chrono::nanoseconds(10); }
-void FakeVcio::pause(std::chrono::nanoseconds time) noexcept { now_ += time; }
+void FakeVcio::pause(std::chrono::nanoseconds time) noexcept {
+  now_ += time;
+  if (onPause) std::exchange(onPause, nullptr)();
+}
 
 FakeTree::FakeTree(const std::string& soc) {
   std::filesystem::create_directory(folder_.path / "state");

@@ -42,9 +42,11 @@ class FakeVcio final : public qpu::runtime::Os {
   int mapMemoryError = 0;
   int ioctlError = 0;
   bool powerless = false;           // the V3D stays off after it has been enabled
+  std::uint32_t unpowered = 0xdeadbeef;  // value of the registers of a V3D without power
   bool draws = false;               // a control list is running
   bool memoryElsewhere = false;     // /dev/mem maps memory that is not the GPU's
   bool queueOverflows = false;
+  bool keepsCounts = false;         // V3D keeps its counts of programs while the QPUs are off
   bool stuckAfterTimeOut = false;   // after the QPUs have been disabled once, enabling them fails
   std::uint32_t kernelLimitMs = 0;  // time limit for a call; 0 means no limit
   // Time on the simulated clock at which programs in V3D's queue end that would otherwise never
@@ -53,6 +55,7 @@ class FakeVcio final : public qpu::runtime::Os {
   // Runs the launched programs and returns how they ended. If `runs` is not set, the emulator runs
   // the programs.
   std::function<Ends(const std::vector<Launched>&)> runs;
+  std::function<void()> onPause;  // called once, when the process next waits
   std::string fault;  // error of a program on the emulator; a program with an error does not end
 
   // These functions return the observed behaviour. complaints() lists violations of the

@@ -451,21 +451,61 @@ TEST_CASE("a kernel that cannot be stopped keeps its memory") {
 }
 
 TEST_CASE("without registers, a late kernel is not waited for") {
+  for (const bool mapped : {false, true}) {
+    FakeVcio pi;
+    const FakeTree tree;
+    pi.mapRegistersError = mapped ? 0 : EPERM;
+    pi.powerless = mapped;
+    pi.unpowered = 0;
+    const auto idle = Device::open(tree.host(pi));
+    CHECK(inChild([&] {
+            pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+            const auto device = Device::open(tree.host(pi));
+            const auto memory = device->allocate(4096, "");
+            const auto go = [&] {
+              device->launch(Method::Mailbox, starts(*memory, 1), *memory, 2048, "endless");
+            };
+            if (!contains(thrown<qpu::ExecutionError>(go), "other processes also use")) _exit(1);
+            if (!contains(thrown<qpu::BackendError>(go), "could not be stopped")) _exit(2);
+          }) == 0);
+    CHECK(pi.allocations() == 1);
+    CHECK(pi.complaints().empty());
+  }
+}
+
+TEST_CASE("without power, memory of killed processes is freed") {
   FakeVcio pi;
   const FakeTree tree;
-  pi.mapRegistersError = EPERM;
+  pi.powerless = true;
   const auto idle = Device::open(tree.host(pi));
+  (void)inChild([&] {
+    const auto device = Device::open(tree.host(pi));
+    const auto memory = device->allocate(4096, "");
+    (void)raise(SIGKILL);
+  });
+  CHECK(pi.allocations() == 1);
+  CHECK(inChild([&] { (void)Device::open(tree.host(pi)); }) == 0);
+  CHECK(pi.allocations() == 0);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a failed test launch leaves the other method usable") {
+  FakeVcio pi;
+  const FakeTree tree;
+  auto idle = Device::open(tree.host(pi));
   CHECK(inChild([&] {
           pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
           const auto device = Device::open(tree.host(pi));
-          const auto memory = device->allocate(4096, "");
-          const auto go = [&] {
-            device->launch(Method::Mailbox, starts(*memory, 1), *memory, 2048, "endless");
-          };
-          if (!contains(thrown<qpu::ExecutionError>(go), "other processes also use")) _exit(1);
-          if (!contains(thrown<qpu::BackendError>(go), "could not be stopped")) _exit(2);
+          if (!contains(device->fault(Method::Registers), "other processes also use")) _exit(1);
+          pi.runs = nullptr;
+          if (!device->fault(Method::Mailbox).empty()) _exit(2);
+          (void)device->allocate(4096, "");
+          if (pi.allocations() != 1) _exit(3);
         }) == 0);
-  CHECK(pi.allocations() == 1);
+  CHECK(pi.allocations() == 1);  // memory of the test program, which may still be running
+  idle.reset();
+  idle = Device::open(tree.host(pi));
+  CHECK(pi.allocations() == 0);
   CHECK(pi.complaints().empty());
 }
 
@@ -593,6 +633,55 @@ TEST_CASE("a launch waits for programs of a killed process") {
   CHECK(contains(text, "disabled and enabled again"));
   go(*device, *memory);
   CHECK(uniform(*memory, 0) == 1);
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a test launch waits for programs of killed processes") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const auto device = Device::open(tree.host(pi));
+  killDuringLaunch(pi, tree);
+  pi.programsEnd = std::chrono::seconds(2);
+  CHECK(device->fault(Method::Registers).empty());
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("counts of stopped programs do not block launches") {
+  FakeVcio pi;
+  const FakeTree tree;
+  pi.keepsCounts = true;
+  killDuringLaunch(pi, tree);
+  const auto device = Device::open(tree.host(pi));
+  const auto memory = device->allocate(4096, "");
+  const auto go = [&] {
+    device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "next");
+  };
+  for (int i = 0; i < 2; ++i) {
+    pi.runs = [&pi](const auto& programs) { return addOne(pi, programs); };
+    go();
+    CHECK(uniform(*memory, 0) == 1);
+    pi.runs = [](const auto&) { return FakeVcio::Ends::Never; };
+    CHECK(contains(thrown<qpu::ExecutionError>(go), "disabled and enabled again"));
+  }
+  CHECK(pi.complaints().empty());
+}
+
+TEST_CASE("a launch that waits while the process exits fails") {
+  FakeVcio pi;
+  const FakeTree tree;
+  const auto idle = Device::open(tree.host(pi));
+  killDuringLaunch(pi, tree);
+  pi.programsEnd = std::chrono::milliseconds(100);
+  CHECK(inChild([&] {
+          const auto device = Device::open(tree.host(pi));
+          const auto memory = device->allocate(4096, "");
+          pi.onPause = [&] { device->close(); };
+          const std::string text = thrown<qpu::BackendError>([&] {
+            device->launch(Method::Registers, starts(*memory, 1), *memory, 2048, "late");
+          });
+          if (!contains(text, "the process is exiting")) _exit(1);
+        }) == 0);
+  CHECK(pi.launches() == 1);
   CHECK(pi.complaints().empty());
 }
 

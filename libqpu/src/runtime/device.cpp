@@ -115,7 +115,7 @@ void Device::recover() {
   // if no other process uses them. If programs are still running, a process that starts later
   // releases the memory.
   if (!held && dead != 0) (void)mailbox_->enableQpus(false);
-  const bool running = held && v3d_ && !v3d_->finished();
+  const bool running = held && v3d_ && v3d_->powered() && !v3d_->finished();
   for (const State::Entry& e : ended) {
     if (e.record.kind == Record::Kind::Holder) {
       state_->clear(e.index);
@@ -145,8 +145,10 @@ void Device::enable() {
   record.process = self_;
   const std::size_t index = state_->add(record);
   try {
-    if (!state_->othersHold(self_) && !mailbox_->enableQpus(true))
-      raiseObstacle(enableRefused(system_));
+    if (!state_->othersHold(self_)) {
+      if (!mailbox_->enableQpus(true)) raiseObstacle(enableRefused(system_));
+      clearQueue();
+    }
   } catch (...) {
     state_->clear(index);
     throw;
@@ -269,7 +271,7 @@ void Device::release(const GpuMemory& memory) noexcept {
 
 void Device::releaseSlot(std::size_t slot) noexcept {
   const std::uint64_t held = slots_[slot].exchange(0);
-  if (held == 0) return;
+  if (held == 0 || held == kKept) return;
   const auto handle = static_cast<std::uint32_t>(held);
   state_->clear(static_cast<std::size_t>(held >> 32U) - 1);
   Message unlock(tag::kUnlock, {handle}, 1);
@@ -306,22 +308,25 @@ void Device::close() noexcept {
 void Device::waitForQueue() noexcept {
   const auto end = os_.now() + kLastWait;
   while (launching_ && os_.now() < end) {
-    if (v3d_ && v3d_->finished()) launching_ = false;
+    if (v3d_ && v3d_->powered() && v3d_->finished()) launching_ = false;
     os_.pause(kPause);
   }
 }
 
 void Device::launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
                     std::uint32_t controlOffset, const std::string& kernel,
-                    std::chrono::milliseconds limit) {
+                    std::optional<std::chrono::milliseconds> testLimit) {
   const std::lock_guard<std::mutex> one(launchMutex_);
   requireOpen();
   if (method == Method::Registers && !v3d_)
     detail::raise<BackendError>("V3D's registers are not mapped");
+  const auto limit = testLimit ? *testLimit : launchLimit();
   const State::LaunchLock alone(*state_);
-  if (method == Method::Registers) waitForOthers(kernel, limit);
+  if (method == Method::Registers) waitForOthers(kernel);
+  test_ = testLimit ? &control : nullptr;
   launching_ = true;
   try {
+    requireOpen();  // exit() may have called close() since the first check
     os_.barrier();
     if (method == Method::Registers)
       launchByRegisters(starts, kernel, limit);
@@ -337,11 +342,17 @@ void Device::launch(Method method, const std::vector<Start>& starts, const GpuMe
 
 // Waits for programs that another process left running when it was killed, or when it exceeded its
 // time limit. Without this wait, V3D would count these programs as programs of the next launch.
-void Device::waitForOthers(const std::string& kernel, std::chrono::milliseconds limit) {
+// The wait is as long for a test launch, because its failure would disable the launch method.
+void Device::waitForOthers(const std::string& kernel) {
   v3d_->requirePower();
   v3d_->requireIdle();
+  if (v3d_->finished()) return;
+  const auto limit = launchLimit();
   const auto end = os_.now() + limit;
-  while (!v3d_->finished() && os_.now() < end) os_.pause(kPause);
+  while (!v3d_->finished() && os_.now() < end) {
+    os_.pause(kPause);
+    requireOpen();
+  }
   if (v3d_->finished()) return;
   const std::string state = v3d_->state();
   detail::raise<ExecutionError>("kernel '" + kernel +
@@ -349,6 +360,12 @@ void Device::waitForOthers(const std::string& kernel, std::chrono::milliseconds 
                                     "not finish within " +
                                     seconds(limit) + " (" + state + "); " + afterTimeOut(),
                                 {kernel, "", -1, 0});
+}
+
+// Clears the counts of programs. No programs may be running. If the counts of stopped programs
+// remained, later launches would wait for these programs.
+void Device::clearQueue() {
+  if (v3d_ && v3d_->powered()) v3d_->write(v3d::kQueue, v3d::kClearQueue);
 }
 
 void Device::launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
@@ -367,11 +384,14 @@ void Device::launchByRegisters(const std::vector<Start>& starts, const std::stri
   const auto began = os_.now();
   for (;;) {
     const std::uint32_t queue = v3d_->read(v3d::kQueue);
-    if ((queue & v3d::kQueueError) != 0)
-      detail::raise<ExecutionError>("kernel '" + kernel + "': V3D's queue overflowed (" +
-                                        v3d_->state() +
+    if ((queue & v3d::kQueueError) != 0) {
+      const std::string state = v3d_->state();
+      waitForQueue();
+      clearQueue();
+      detail::raise<ExecutionError>("kernel '" + kernel + "': V3D's queue overflowed (" + state +
                                         "); another program is launching kernels: end that program",
                                     {kernel, "", -1, 0});
+    }
     if ((queue >> 16U & 0xffU) == starts.size()) return;
     const auto taken = os_.now() - began;
     if (taken > limit) break;
@@ -421,9 +441,12 @@ std::string Device::afterTimeOut() {
     // launching_ is false if another process launched the programs. Such programs do not access
     // this process's memory.
     if (launching_) {
-      if (v3d_) waitForQueue();
+      if (v3d_ && v3d_->powered()) waitForQueue();
       if (!launching_) return "it finished later";
-      stuck_ = true;
+      if (test_ != nullptr)
+        slots_[test_->slot_] = kKept;
+      else
+        stuck_ = true;
     }
     return "the QPUs were not disabled, because other processes also use them: end all processes "
            "that use the QPUs (qpu-info lists them), or reboot";
@@ -439,6 +462,7 @@ std::string Device::afterTimeOut() {
     stuck_ = true;
     return "disabling and enabling the QPUs failed: reboot";
   }
+  clearQueue();
   return "the QPUs were disabled and enabled again";
 }
 

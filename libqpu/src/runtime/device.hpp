@@ -98,11 +98,13 @@ class Device : public std::enable_shared_from_this<Device> {
 
   // Runs one program on each of 1..12 QPUs and returns when all programs have finished. For the
   // mailbox method, the programs must raise the host interrupt once, after all of them have
-  // finished. In this case, `control` must also be GPU memory with 8 bytes per program. Throws
+  // finished. In this case, `control` must also be GPU memory with 8 bytes per program. The time
+  // limit is launchLimit(). A test launch has the time limit `testLimit`, and its program accesses
+  // only `control`. If the program cannot be stopped, only `control` is not released. Throws
   // ExecutionError with a message that contains `kernel`.
   void launch(Method method, const std::vector<Start>& starts, const GpuMemory& control,
               std::uint32_t controlOffset, const std::string& kernel,
-              std::chrono::milliseconds limit = launchLimit());
+              std::optional<std::chrono::milliseconds> testLimit = std::nullopt);
 
   // Releases everything. Launches and allocations are not possible afterwards. The function is
   // async-signal-safe and idempotent. close() has an effect only in the process that opened the
@@ -120,7 +122,8 @@ class Device : public std::enable_shared_from_this<Device> {
   void release(const GpuMemory& memory) noexcept;
   void releaseSlot(std::size_t slot) noexcept;
   void waitForQueue() noexcept;
-  void waitForOthers(const std::string& kernel, std::chrono::milliseconds limit);
+  void waitForOthers(const std::string& kernel);
+  void clearQueue();
   void launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
                          std::chrono::milliseconds limit);
   void launchByMailbox(const std::vector<Start>& starts, const GpuMemory& control,
@@ -129,8 +132,10 @@ class Device : public std::enable_shared_from_this<Device> {
   std::string afterTimeOut();
 
   // Describes a live allocation. The lower half contains the handle, and the upper half contains
-  // the record's index plus one.
+  // the record's index plus one. kKept is an allocation that is not released while this process
+  // exists. A process that starts later releases it, because its record remains.
   using Slot = std::atomic<std::uint64_t>;
+  static constexpr std::uint64_t kKept = 1;
   static constexpr std::size_t kMostAllocations = 4096;
 
   Os& os_;
@@ -150,8 +155,9 @@ class Device : public std::enable_shared_from_this<Device> {
   std::array<Slot, kMostAllocations> slots_{};
   std::mutex mutex_;        // protects the mailbox, the slots and the state
   std::mutex launchMutex_;  // must be locked before mutex_
+  const GpuMemory* test_ = nullptr;  // memory of the current launch, if it is a test launch
   std::atomic<bool> launching_{false};
-  std::atomic<bool> stuck_{false};  // true if a program could not be stopped
+  std::atomic<bool> stuck_{false};  // true if a kernel could not be stopped
   std::atomic<bool> closed_{false};
 };
 

@@ -55,11 +55,14 @@ class V3d {
     os_.store(window_ + offset / 4, value);
   }
 
+  // Returns true if the VideoCore IV is powered. Without power, the other registers contain
+  // arbitrary values.
+  bool powered() const { return read(v3d::kIdent0) == v3d::kIdent; }
   // requirePower() throws BackendError if there is no powered VideoCore IV. requireIdle() throws
   // BackendError if the VideoCore is executing a 3D job.
   void requirePower();
   void requireIdle() const;
-  // Returns true if all programs that were queued have finished.
+  // Returns true if all programs that were queued have finished. V3D must be powered.
   bool finished() const;
   // Returns a string such as "SRQCS 0x..., PCS 0x..., ERRSTAT 0x...".
   std::string state() const;
