@@ -25,7 +25,7 @@ from nfsroot.private_network import private_network
 from recipes.git import git
 from toolchain import files, process, progress
 from toolchain.config import ROOT
-from toolchain.errors import CommandFailed
+from toolchain.errors import CommandFailed, PlatformMismatch
 
 OFF = "device off"
 UP = "device up"
@@ -90,9 +90,17 @@ class Subject(Protocol):
 def measure(workspace: Workspace) -> Result:
     """Measure the time from a saved change to its result, for a program and, if the image has torch, the extension.
 
-    Raises CommandFailed (if the result does not come from the changed kernel), and any error from the build, the
-    deployment or the boot.
+    Raises PlatformMismatch if no virtual machine has the target's architecture, CommandFailed (if the result does not
+    come from the changed kernel), and any error from the build, the deployment or the boot.
     """
+    architecture = workspace.config.image.architecture
+    if not qemu.program_of(architecture):
+        raise PlatformMismatch(
+            "the benchmark 'device' needs a virtual machine of a board",
+            expected="image.architecture: armhf or arm64",
+            found=architecture,
+            fix="run ./inv bench --name=device --architecture=armhf",
+        )
     workspace.ensure_built()
     with progress.step("export the tree and build the development image (not timed)"):
         workspace.task("export-nfsroot")

@@ -18,8 +18,8 @@ import traceback
 
 
 def report(step: str, number: int, error: str) -> None:
-    """Print a step's result."""
-    print(json.dumps({"step": step, "signal": number, "error": error}), flush=True)
+    """Print a step's result on a new line, because the step may have printed an incomplete line."""
+    print("\n" + json.dumps({"step": step, "signal": number, "error": error}), flush=True)
 
 
 def run(step: str, code: str, names: dict[str, object]) -> bool:

@@ -194,7 +194,8 @@ def _mirrors(config: Config) -> dict[str, str]:
     main = (image.mirror.rstrip("/") if debian_target else "") or host.get("main", "")
     if not main:
         fix = (
-            "set it in invoke.yaml, or with INVOKE_IMAGE_MIRROR=http://HOST/debian"
+            "set it in invoke.yaml, or with INVOKE_IMAGE_MIRROR=http://HOST/debian; if image.flavour is not debian, "
+            "add a Debian mirror to /etc/apt/sources.list.d"
             if debian_target
             else "programs that run on this PC are installed from a Debian mirror: add one to /etc/apt/sources.list.d"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,8 @@ from toolchain.config import Config
 
 TREE, STAGE = "/usr/src/build", "/usr/src/stage"
 """Paths in the container: the build tree, and the folder below which the library is installed."""
+
+_SKIPPED = frozenset({".git", "__pycache__"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,20 +93,37 @@ def build(
 
 
 def _update_copy(folder: Path, copy: Path) -> None:
-    """Make ``copy`` equal to ``folder``, except for ``.git`` and byte-code caches. Write only files that differ.
+    """Make ``copy`` equal to ``folder``, except for folders in _SKIPPED. Write only files that differ.
 
     ninja recompiles what depends on a file that is newer than the object. A changed file can be older than the object,
     for example if a backup was restored or the folder belongs to another checkout. The changed files in the copy are
     always newer.
     """
-    found = {path.relative_to(folder): path for path in folder.rglob("*") if path.is_file()}
-    wanted = {name: path for name, path in found.items() if not {".git", "__pycache__"}.intersection(name.parts)}
-    folders = {parent for name in wanted for parent in name.parents}
+    wanted = set()
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _SKIPPED]
+        for path in (Path(place, name) for name in [*names, *folders]):
+            if path.is_symlink() or path.is_file():
+                wanted.add(path.relative_to(folder))
+    parents = {parent for name in wanted for parent in name.parents}
     for path in sorted(copy.rglob("*")):
-        if path.relative_to(copy) not in (folders if path.is_dir() else wanted):
+        if path.relative_to(copy) not in (parents if path.is_dir() and not path.is_symlink() else wanted):
             files.remove(path)
-    for name, path in wanted.items():
-        target = copy / name
-        if not target.is_file() or target.read_bytes() != path.read_bytes():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+    for name in wanted:
+        with contextlib.suppress(FileNotFoundError):  # for example, an editor has removed its temporary file
+            _update_file(folder / name, copy / name)
+
+
+def _update_file(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        if not target.is_symlink() or target.readlink() != path.readlink():
+            files.remove(target)
+            target.symlink_to(path.readlink())
+        return
+    if target.is_symlink():
+        target.unlink()
+    if target.is_file() and target.read_bytes() == path.read_bytes():
+        shutil.copymode(path, target)
+    else:
+        shutil.copy(path, target)

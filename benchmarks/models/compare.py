@@ -16,6 +16,7 @@ from flow import extracted_tools, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
 from toolchain import files, progress
+from toolchain.errors import PlatformMismatch
 
 RULE = (
     "Executed instructions of the second call, in QEMU, with one thread and batch size 1; calls from Python are "
@@ -46,11 +47,19 @@ class Cell:
 def measure(workspace: Workspace) -> Result:
     """Compile the models for the target, then count their instructions and measure their run times under emulation.
 
-    Raises ArtefactMissing if there is no torch wheel, CommandFailed if a program fails, and the same errors as
-    ``models.compile_for``.
+    Raises PlatformMismatch for other targets, ArtefactMissing if there is no torch wheel, CommandFailed if a program
+    fails, and the same errors as ``models.compile_for``.
     """
     config = workspace.user
-    target = targets.load(_TARGETS[config.image.target.debian])
+    architecture = config.image.target.debian
+    if architecture not in _TARGETS:
+        raise PlatformMismatch(
+            "the benchmark 'models' supports only ARM",
+            expected=f"image.architecture: {' or '.join(_TARGETS)}",
+            found=architecture,
+            fix="run ./inv bench --name=models --architecture=armhf",
+        )
+    target = targets.load(_TARGETS[architecture])
     tools = extracted_tools.cpu_tools(config)
     log = workspace.results / "logs" / "models.log"
     with (

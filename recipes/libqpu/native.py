@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -43,7 +44,11 @@ def _clean_if_ninja_misses_a_change(tree: Path, sources: Path) -> None:
     Examples are a restored backup and a replaced folder. ninja compiles only files that are newer than their objects.
     """
     record = tree / "sources.json"
-    found = {str(path.relative_to(sources)): path.stat() for path in sources.rglob("*") if path.is_file()}
+    found = {}
+    for path in sources.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # for example, an editor has removed its temporary file
+            if path.is_file():
+                found[str(path.relative_to(sources))] = path.stat()
     known, since = ({}, sys.maxsize)
     if record.is_file():
         known, since = json.loads(record.read_text()), record.stat().st_mtime_ns

@@ -164,6 +164,7 @@ def test_cpu_joins_and_selects_many_single_elements() -> None:
     assert torch_qpu.fallbacks() == {"aten::cat.out": 1, "aten::index_select": 1}
     torch_qpu.reset_counters()
     assert torch.equal(torch.stack([t[:100] for t in there[:2]], -1).cpu(), torch.stack([a[:100], b[:100]], -1))
+    assert torch.equal(there[0].index_select(0, there[2][:300]).cpu(), a[places[:300]])
     assert torch.equal(
         torch.cat([t.view(-1, 2) for t in there[:2]], 1).cpu(), torch.cat([a.view(-1, 2), b.view(-1, 2)], 1)
     )

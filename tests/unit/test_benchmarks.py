@@ -28,12 +28,13 @@ from benchmarks.measure import (
     ratio,
     timed,
 )
+from benchmarks.models import compare
 from benchmarks.workspace import Workspace, size_of
 from recipes.qpu_ops import incremental
 from toolchain import files, progress
 from toolchain.architecture import ARCHITECTURES
 from toolchain.config import ROOT, Config, load_config
-from toolchain.errors import ArtefactMissing, CommandFailed, InUse, RootNeeded, UserError
+from toolchain.errors import ArtefactMissing, CommandFailed, InUse, PlatformMismatch, RootNeeded, UserError
 
 
 def a_machine(*, load: float = 0.0, cores: int = 2) -> machine.Machine:
@@ -213,6 +214,13 @@ def test_the_workspace_is_separate_from_the_users_build(tmp_path: Path) -> None:
     assert found.nfsroot.is_relative_to(found.build_root)
     assert found.image.source_date_epoch != user.image.source_date_epoch
     assert found.torch.wheelhouse == (str(ROOT / "wheelhouse"),)
+
+
+@pytest.mark.parametrize("measure", [device.measure, compare.measure])
+def test_unsupported_target_is_reported_before_a_build(tmp_path: Path, measure: Callable[[Workspace], object]) -> None:
+    with pytest.raises(PlatformMismatch) as caught:
+        measure(workspace_in(tmp_path, architecture="amd64"))
+    assert caught.value.found == "amd64"
 
 
 def test_a_task_gets_the_callers_configuration(tmp_path: Path) -> None:

@@ -373,6 +373,7 @@ def test_the_verdict_follows_from_both_parts(audited: Audited, verdict: str) -> 
     ("first", "second", "results"),
     [
         ("import os", "2", ["ok", "ok"]),
+        ("print('loaded', end='', flush=True)", "2", ["ok", "ok"]),
         ("import os", "os._exit(0)", ["ok", "did not complete"]),
         ("import os; os.fork = None", "2", ["ok", "did not complete"]),
         ("import os; os._exit(0)", "2", ["did not complete", "did not complete"]),

@@ -253,8 +253,12 @@ def test_the_copy_of_the_sources_has_the_same_files(thing: Path, tmp_path: Path)
     def names(folder: Path) -> set[str]:
         return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
+    (thing / "Makefile").chmod(0o755)
+    (thing / "linked").symlink_to("src")
     library._update_copy(thing, copy)
     assert names(copy) == names(thing)
+    assert (copy / "Makefile").stat().st_mode & 0o777 == 0o755
+    assert (copy / "linked").readlink() == Path("src")
     before = (copy / "Makefile").stat().st_mtime_ns
     shutil.rmtree(thing / "src/deep")
     (thing / "src/deep").write_text("a file instead of a folder\n")

@@ -400,8 +400,10 @@ std::optional<Extremes> extremes(const Tensor& t, std::int64_t wrapped, bool kee
   copy_words(places.data(), narrow.const_data_ptr(), narrow.nbytes());
   const std::vector<std::int64_t> wide(places.begin(), places.end());
   copy_words(indices.mutable_data_ptr(), wide.data(), indices.nbytes());
+  // Unlike movedim(), unsqueeze() results in the strides of a new tensor, for which copy_() is fast.
   const auto shaped = [&](const Tensor& found) {
-    return keep ? found.movedim(-1, dim) : found.squeeze(-1);
+    const Tensor flat = found.squeeze(-1);
+    return keep ? flat.unsqueeze(dim) : flat;
   };
   return Extremes{shaped(values), shaped(indices)};
 }

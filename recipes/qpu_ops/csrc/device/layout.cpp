@@ -98,8 +98,9 @@ bool index_select(Call& call) {
     return false;
   const std::int64_t columns = self.numel() / self.size(0);
   const auto count = static_cast<std::size_t>(index.numel());
-  if (!learning::has_small_table(count, count * static_cast<std::size_t>(columns) * sizeof(float)))
-    return false;
+  const std::size_t bytes = count * static_cast<std::size_t>(columns) * sizeof(float);
+  // The CPU would copy the whole source.
+  if (!learning::has_small_table(count, std::max(bytes, self.nbytes() / 2))) return false;
   const auto rows = whole_numbers(index);
   if (!rows.has_value() || columns > std::numeric_limits<int>::max()) return false;
   for (const std::int64_t row : *rows)

@@ -16,8 +16,8 @@ struct Run {
   const float* from = nullptr;
   int length = 0;
 };
-// Returns true if the table that copy_runs() needs for `count` runs is at most one page, or at most
-// twice as large as the runs, which have `bytes` bytes in total.
+// Returns true if the table that copy_runs() needs for `count` runs is at most one page or at most
+// twice as large as `bytes`.
 inline bool has_small_table(std::size_t count, std::size_t bytes) {
   constexpr std::size_t entry = 4 * sizeof(int), page = 4096;
   return count * entry <= std::max(page, 2 * bytes);
