@@ -151,7 +151,10 @@ class Pipeline:
                         waiting.remove(step)
                         decision = self._decide(step, {name: done[name] for name in step.needs}, force)
                         if decision.runs or decision.previous is None:
-                            running[pool.submit(self._run, decision, dict(done), origin(), faults)] = step
+                            source = origin()
+                            # Ctrl-C between these two operations would leave a running step that nobody stops.
+                            with process.deferred_signals():
+                                running[pool.submit(self._run, decision, dict(done), source, faults)] = step
                         else:
                             progress.say(f"    {step.title}: skipped ({decision.reason})")
                             done[step.name] = decision.previous

@@ -440,6 +440,27 @@ def test_ctrl_c_ends_running_steps_without_a_manifest(tmp_path: Path) -> None:
         assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
+def test_ctrl_c_while_a_step_starts_ends_the_step(tmp_path: Path) -> None:
+    pool = """
+import concurrent.futures, signal, time
+
+class Pool(concurrent.futures.ThreadPoolExecutor):
+    def submit(self, *args):
+        future = super().submit(*args)
+        while not (folder / "pids").exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGINT)
+        return future
+
+concurrent.futures.ThreadPoolExecutor = Pool
+"""
+    program = INTERRUPTED.replace("\npipeline =", f"{pool}\npipeline =")
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "interrupted\n"
+    assert (tmp_path / "begun").read_text().split() == ["0"] * 5
+
+
 # Full disks.
 
 

@@ -368,6 +368,15 @@ void Device::clearQueue() {
   if (v3d_ && v3d_->powered()) v3d_->write(v3d::kQueue, v3d::kClearQueue);
 }
 
+void Device::raiseOverflow(const std::string& kernel) {
+  const std::string state = v3d_->state();
+  waitForQueue();
+  clearQueue();
+  detail::raise<ExecutionError>("kernel '" + kernel + "': V3D's queue overflowed (" + state +
+                                    "); another program is launching kernels: end that program",
+                                {kernel, "", -1, 0});
+}
+
 void Device::launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
                                std::chrono::milliseconds limit) {
   v3d_->write(v3d::kDebugConfig, 0);
@@ -384,14 +393,7 @@ void Device::launchByRegisters(const std::vector<Start>& starts, const std::stri
   const auto began = os_.now();
   for (;;) {
     const std::uint32_t queue = v3d_->read(v3d::kQueue);
-    if ((queue & v3d::kQueueError) != 0) {
-      const std::string state = v3d_->state();
-      waitForQueue();
-      clearQueue();
-      detail::raise<ExecutionError>("kernel '" + kernel + "': V3D's queue overflowed (" + state +
-                                        "); another program is launching kernels: end that program",
-                                    {kernel, "", -1, 0});
-    }
+    if ((queue & v3d::kQueueError) != 0) raiseOverflow(kernel);
     if ((queue >> 16U & 0xffU) == starts.size()) return;
     const auto taken = os_.now() - began;
     if (taken > limit) break;

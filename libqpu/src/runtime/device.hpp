@@ -124,6 +124,7 @@ class Device : public std::enable_shared_from_this<Device> {
   void waitForQueue() noexcept;
   void waitForOthers(const std::string& kernel);
   void clearQueue();
+  [[noreturn]] void raiseOverflow(const std::string& kernel);
   void launchByRegisters(const std::vector<Start>& starts, const std::string& kernel,
                          std::chrono::milliseconds limit);
   void launchByMailbox(const std::vector<Start>& starts, const GpuMemory& control,
