@@ -33,7 +33,7 @@ def main() -> None:
     """Read a picture, run both networks and print the table."""
     options = arguments()
     picture = prepared(frame(options.camera) if options.camera is not None else opened(options.picture))
-    exact = network(options.model, options.weights)
+    exact = loaded(options.model, options.weights)
     coarse = in_int8(options.model, options.weights, [picture, picture.flip(3)])
     labels = options.labels.read_text().splitlines() if options.labels else []
     results = {name: run(model, picture, options.times) for name, model in (("float32", exact), ("int8", coarse))}
@@ -96,11 +96,6 @@ def prepared(picture: Tensor) -> Tensor:
     """Convert a picture to a batch like those used in training: 1 x 3 x 224 x 224, normalised."""
     small = pictures.center_crop(pictures.resize(picture, [256], antialias=True), [224, 224])
     return pictures.normalize(small / 255, list(MEAN), list(DEVIATION)).unsqueeze(0)
-
-
-def network(name: str, weights: Path) -> nn.Module:
-    """Return the model in float32."""
-    return loaded(name, weights)
 
 
 def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
