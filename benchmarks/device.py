@@ -25,7 +25,7 @@ from nfsroot.private_network import private_network
 from recipes.git import git
 from toolchain import files, process, progress
 from toolchain.config import ROOT
-from toolchain.errors import CommandFailed, PlatformMismatch
+from toolchain.errors import CommandFailed
 
 OFF = "device off"
 UP = "device up"
@@ -93,14 +93,7 @@ def measure(workspace: Workspace) -> Result:
     Raises PlatformMismatch if no virtual machine has the target's architecture, CommandFailed (if the result does not
     come from the changed kernel), and any error from the build, the deployment or the boot.
     """
-    architecture = workspace.config.image.architecture
-    if not qemu.program_of(architecture):
-        raise PlatformMismatch(
-            "the benchmark 'device' needs a virtual machine of a board",
-            expected="image.architecture: armhf or arm64",
-            found=architecture,
-            fix="run ./inv bench --name=device --architecture=armhf",
-        )
+    workspace.require_target("device", "armhf", "arm64")
     workspace.ensure_built()
     with progress.step("export the tree and build the development image (not timed)"):
         workspace.task("export-nfsroot")

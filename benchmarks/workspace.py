@@ -23,7 +23,7 @@ from engine.start import ensure_running
 from flow import main_job
 from toolchain import files, progress
 from toolchain.config import ROOT, Config
-from toolchain.errors import InUse
+from toolchain.errors import InUse, PlatformMismatch
 from toolchain.manifest import Manifest
 from toolchain.steps import MANIFEST_SUFFIX
 from wheels.wheelhouse import wheelhouses
@@ -68,6 +68,17 @@ class Workspace:
     @property
     def _settings(self) -> Path:
         return self.folder / "settings.json"
+
+    def require_target(self, benchmark: str, *supported: str) -> None:
+        """Raise PlatformMismatch unless ``image.architecture`` is one of the supported architectures."""
+        found = self.config.image.architecture
+        if found not in supported:
+            raise PlatformMismatch(
+                f"the benchmark '{benchmark}' does not support this target",
+                expected=f"image.architecture: {' or '.join(supported)}",
+                found=found,
+                fix=f"run ./inv bench --name={benchmark} --architecture={supported[0]}",
+            )
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that make a task use the workspace's configuration."""

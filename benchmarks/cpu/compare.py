@@ -19,7 +19,7 @@ from flow import extracted_tools, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
 from toolchain import files, process, progress
-from toolchain.errors import ArtefactMissing, PlatformMismatch
+from toolchain.errors import ArtefactMissing
 from toolchain.manifest import Manifest
 from wheels import byte_code
 from wheels import find as wheels
@@ -61,13 +61,7 @@ def measure(workspace: Workspace) -> Result:
     a program fails.
     """
     config = workspace.user
-    if config.image.target.debian != "armhf":
-        raise PlatformMismatch(
-            "the benchmark 'cpu' supports only 32-bit ARM",
-            expected="image.architecture: armhf",
-            found=config.image.architecture,
-            fix="run ./inv bench --name=cpu --architecture=armhf",
-        )
+    workspace.require_target("cpu", "armhf")
     against = Path(workspace.against) if workspace.against else None
     if against and not against.is_file():
         raise ArtefactMissing(

@@ -16,7 +16,6 @@ from flow import extracted_tools, pipelines
 from flow.build_lock import build_lock
 from flow.context import Context
 from toolchain import files, progress
-from toolchain.errors import PlatformMismatch
 
 RULE = (
     "Executed instructions of the second call, in QEMU, with one thread and batch size 1; calls from Python are "
@@ -51,15 +50,8 @@ def measure(workspace: Workspace) -> Result:
     fails, and the same errors as ``models.compile_for``.
     """
     config = workspace.user
-    architecture = config.image.target.debian
-    if architecture not in _TARGETS:
-        raise PlatformMismatch(
-            "the benchmark 'models' supports only ARM",
-            expected=f"image.architecture: {' or '.join(_TARGETS)}",
-            found=architecture,
-            fix="run ./inv bench --name=models --architecture=armhf",
-        )
-    target = targets.load(_TARGETS[architecture])
+    workspace.require_target("models", *_TARGETS)
+    target = targets.load(_TARGETS[config.image.target.debian])
     tools = extracted_tools.cpu_tools(config)
     log = workspace.results / "logs" / "models.log"
     with (
