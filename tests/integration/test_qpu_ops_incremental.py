@@ -208,6 +208,21 @@ def test_an_interrupted_update_can_be_continued(build: Build, finished: int, is_
     assert products(build) == updated
 
 
+def content_after_interruption(
+    build: Build, monkeypatch: pytest.MonkeyPatch, name: str, interrupted: Callable[..., object]
+) -> bytes:
+    """Interrupt a rebuild in ``shutil``'s function ``name``. Return a module of the wheel from the next rebuild."""
+    monkeypatch.setattr(shutil, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build.rebuild()
+    monkeypatch.undo()
+    wheel = build.rebuild()
+    assert wheel is not None
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        return archive.read("module.py")
+
+
 @pytest.mark.parametrize("copied", range(3))
 def test_an_interrupted_copy_is_repeated(build: Build, monkeypatch: pytest.MonkeyPatch, copied: int) -> None:
     for name, text in (("csrc/both.h", "FIRST 1"), ("csrc/two.cpp", "return 2"), ("src/module.py", "1")):
@@ -222,14 +237,7 @@ def test_an_interrupted_copy_is_repeated(build: Build, monkeypatch: pytest.Monke
         done.append(source)
         return real(source, target)
 
-    monkeypatch.setattr(shutil, "copyfile", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build.rebuild()
-    monkeypatch.undo()
-    wheel = build.rebuild()
-    assert wheel is not None
-    with zipfile.ZipFile(wheel) as archive:
-        assert archive.read("module.py") == b"NUMBER = 10\n"
+    assert content_after_interruption(build, monkeypatch, "copyfile", interrupted) == b"NUMBER = 10\n"
     updated = products(build)
     build._execute(build.commands)
     assert products(build) == updated
@@ -240,14 +248,7 @@ def test_an_interrupted_copy_of_the_wheel_is_repeated(build: Build, monkeypatch:
         target.write_bytes(source.read_bytes()[:100])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shutil, "copy2", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build.rebuild()
-    monkeypatch.undo()
-    wheel = build.rebuild()
-    assert wheel is not None
-    with zipfile.ZipFile(wheel) as archive:
-        assert archive.testzip() is None
+    assert content_after_interruption(build, monkeypatch, "copy2", interrupted) == b"NUMBER = 1\n"
 
 
 @pytest.mark.parametrize(
