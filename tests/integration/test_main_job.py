@@ -29,7 +29,7 @@ from images import system
 from images.archive import verify
 from images.flavour import load_suite
 from images.system import LEFT_OUT
-from nfsroot import bare_system as own_system
+from nfsroot import bare_system
 from registry import local as local_registry
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
@@ -259,7 +259,7 @@ def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> N
     """With --chroot in QEMU, the self-test must find libqpu in the entered tree."""
     result = suite.test_on_pi(exported_config, qemu=True, chroot=True, keyword="test_selftest", timing=False)
     assert result.ok, result.summary()
-    booted = own_system.layout_of(exported_config)
+    booted = bare_system.layout_of(exported_config)
     assert list(exported_config.nfsroot.rglob("libqpu.so*"))
     assert not list(booted.tree.rglob("libqpu.so*"))
     evidence = json.loads(result.evidence.read_text())
@@ -267,7 +267,7 @@ def test_enter_works_on_a_system_without_our_files(exported_config: Config) -> N
     (link,) = [item for item in evidence["links"] if item["name"] == "the board's root is the exported tree"]
     assert link["holds"]
     made = booted.manifest.read_bytes()
-    assert own_system.ready(exported_config) == booted
+    assert bare_system.ready(exported_config) == booted
     assert booted.manifest.read_bytes() == made, "the tree must not be exported again"
 
 
