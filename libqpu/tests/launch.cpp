@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "code/serialise.hpp"
+#include "kernels/host.hpp"
 #include "runtime/backends.hpp"
 #include "runtime/cache.hpp"
 #include "runtime/executable.hpp"
@@ -149,6 +150,31 @@ TEST_CASE("arrays and programs release their GPU memory") {
   CHECK(pi.os.allocations() == 0);
   CHECK(contains(thrown<qpu::AllocationError>([] { SharedArray<int> big(4U << 20U); }),
                  "SharedArray of 4194304 elements: the GPU memory of 64 MiB has no room"));
+  CHECK(pi.os.complaints().empty());
+}
+
+TEST_CASE("unused arrays make room for a kernel's code") {
+  static std::vector<SharedArray<int>> unused;
+  qpu::onAllocationFailure([] { unused.clear(); });
+  Pi pi;
+  const Setting s("QPU_BACKEND", "vc4-registers");
+  SharedArray<float> x(16);
+  for (float& f : x) f = 2;
+  unused.emplace_back((2U << 20U) - 1024);  // all GPU memory that is left
+  CHECK(pi.os.allocations() == 2);
+  compile(scaled, "scaled")(16, 3, &x);
+  for (const float f : x) CHECK(f == 6);
+  CHECK(unused.empty());
+  CHECK(pi.os.complaints().empty());
+}
+
+TEST_CASE("scratch arrays are released before an allocation fails") {
+  Pi pi;
+  const Setting s("QPU_BACKEND", "vc4-registers");
+  { const qpu::kernels::Scratch scratch(1); }
+  CHECK(pi.os.allocations() == 1);
+  const SharedArray<int> all(2U << 20U);
+  CHECK(pi.os.allocations() == 1);
   CHECK(pi.os.complaints().empty());
 }
 

@@ -72,6 +72,34 @@ TEST_CASE("running out of bus addresses is a recoverable error") {
   CHECK_NOTHROW(SharedArray<int>{big});
 }
 
+TEST_CASE("unused arrays are released before an allocation fails") {
+  constexpr std::size_t big = 32U << 20U;
+  constexpr int most = 7;  // arrays for which there are bus addresses
+  static std::vector<SharedArray<int>> unused;
+  static bool allocates = false;
+  static int calls = 0;
+  qpu::onAllocationFailure([] {
+    ++calls;
+    // The function must not be called recursively.
+    if (allocates) CHECK_THROWS_AS(SharedArray<int>{big}, qpu::AllocationError);
+    unused.clear();
+  });
+  for (const bool nested : {false, true}) {
+    allocates = nested;
+    for (int i = 0; i < most; ++i) unused.emplace_back(big);
+    CHECK_NOTHROW(SharedArray<int>{big});
+    CHECK(unused.empty());
+  }
+  CHECK(calls == 2);
+  allocates = false;
+  std::vector<SharedArray<int>> used;
+  for (int i = 0; i < most; ++i) used.emplace_back(big);
+  CHECK_THROWS_AS(SharedArray<int>{big}, qpu::AllocationError);
+  CHECK(calls == 3);
+  CHECK_THROWS_AS(SharedArray<int>{0}, qpu::AllocationError);
+  CHECK(calls == 3);
+}
+
 TEST_CASE("accessing elements outside of an array is an error") {
   SharedArray<int> a(16);
   CHECK(contains(thrown<qpu::ArgumentError>([&] { a[16] = 1; }),

@@ -211,6 +211,55 @@ def test_cached_memory_is_released_before_out_of_memory() -> None:
         torch.qpu.set_memory_limit(0)
 
 
+def test_cached_memory_is_released_for_kernels_and_arrays() -> None:
+    script = """
+def retries(function):
+    tensors = []
+    for size in (256, 64, 16, 4, 2):  # until no bus addresses are left
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                tensors.append(torch.empty(size << 20, dtype=torch.uint8, device="qpu"))
+    tensors.clear()
+    before = torch.qpu.memory_stats()["retries"]
+    function()
+    return torch.qpu.memory_stats()["retries"] - before
+
+def pool(image):  # needs 4 MiB for the padded image
+    return torch.nn.functional.max_pool2d(image, 3, 32, 1)
+
+cpu = torch.randn(1, 1, 1024, 1024)
+image = cpu.to("qpu")
+small = torch.empty(100, device="qpu")  # keeps a segment for the result
+results = []
+print(retries(lambda: results.append(pool(image))))
+print(results[0].cpu().equal(pool(cpu)))
+print(retries(lambda: torch.ops.qpu.mul(cpu.flatten(), cpu.flatten())))
+"""
+    done = fine(script, imports="contextlib, torch, torch_qpu", QPU_BACKEND="interpreter")
+    assert done.splitlines() == ["1", "True", "1"]
+
+
+def test_threads_that_exhaust_memory_do_not_deadlock() -> None:
+    script = """
+import contextlib, threading
+x = torch.ones(1 << 18)
+def allocate():
+    for size in (1016, 1018) * 20:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            torch.empty(size << 20, dtype=torch.uint8, device="qpu")
+def multiply():
+    for _ in range(40):
+        with contextlib.suppress(qpu_ops.QpuError):
+            torch.ops.qpu.mul(x, x)
+        qpu_ops.release_buffers()
+threads = [threading.Thread(target=work) for work in (allocate, multiply, allocate)]
+for t in threads: t.start()
+for t in threads: t.join()
+print("good")
+"""
+    assert fine(script, imports="torch, torch_qpu, qpu_ops", QPU_BACKEND="interpreter") == "good\n"
+
+
 def test_cpu_copies_only_what_a_view_covers() -> None:
     script = """
 def staged(function):

@@ -15,6 +15,14 @@ namespace qpu {
 template <typename T>
 class SharedArray;
 
+// Registers a function that releases arrays that the program keeps for reuse. If libqpu cannot
+// allocate memory for an array or a kernel, it calls all registered functions and tries once more.
+//
+// The function is called on the thread that allocates the array or runs the kernel, possibly on
+// several threads at once. It must not run kernels, throw exceptions, or lock a mutex that any
+// thread may hold in such a call. The registration lasts until the process ends.
+QPU_API void onAllocationFailure(void (*release)());
+
 namespace detail {
 
 struct Block;

@@ -17,10 +17,18 @@ struct Pool {
   std::mutex mutex;
   std::vector<std::unique_ptr<SharedArray<float>>> free;
 
+  Pool() { onAllocationFailure(release); }
+
   static Pool& instance() {
     // The pool is never destroyed, because the heap is never destroyed either.
     static Pool* const pool = new Pool;
     return *pool;
+  }
+
+  static void release() {
+    Pool& pool = instance();
+    const std::lock_guard<std::mutex> lock(pool.mutex);
+    pool.free.clear();
   }
 };
 

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "error_facts.hpp"
+#include "qpu/shared_array.h"
 #include "runtime/backends.hpp"
 #include "runtime/machine.hpp"
 #include "runtime/words.hpp"
@@ -37,7 +38,33 @@ std::string text(const Block& b) {
          ".." + hex(b.start + b.bytes - 1);
 }
 
+// The functions that onAllocationFailure() has registered.
+struct Releasers {
+  std::mutex mutex;
+  std::vector<void (*)()> all;
+
+  static Releasers& instance() {
+    // The object is never destroyed, because the heap is never destroyed either.
+    static auto* const releasers = new Releasers;
+    return *releasers;
+  }
+};
+
 }  // namespace
+
+void releaseUnused() {
+  thread_local bool active = false;
+  if (active) return;
+  Releasers& releasers = Releasers::instance();
+  std::vector<void (*)()> all;
+  {
+    const std::lock_guard<std::mutex> lock(releasers.mutex);
+    all = releasers.all;
+  }
+  active = true;
+  for (void (*const release)() : all) release();
+  active = false;
+}
 
 const Block* Table::find(std::uint32_t address) const {
   const auto after = std::upper_bound(blocks.begin(), blocks.end(), address, startsAfter);
@@ -95,7 +122,10 @@ std::shared_ptr<const Block> Heap::allocate(std::size_t count) {
   if (count > most)
     raise<AllocationError>(what + "the QPUs can address at most " + std::to_string(most) +
                            " elements in total (1 GB of bus addresses)");
+  return allocateOrRelease([&] { return tryAllocate(count, what); });
+}
 
+std::shared_ptr<const Block> Heap::tryAllocate(std::size_t count, const std::string& what) {
   const auto block = std::make_shared<Block>();
   block->bytes = static_cast<std::uint32_t>(4 * count);
   const runtime::Choice& choice = runtime::currentChoice();
@@ -173,3 +203,13 @@ std::shared_ptr<const Table> Heap::table() const {
 }
 
 }  // namespace qpu::detail
+
+namespace qpu {
+
+void onAllocationFailure(void (*release)()) {
+  detail::Releasers& releasers = detail::Releasers::instance();
+  const std::lock_guard<std::mutex> lock(releasers.mutex);
+  releasers.all.push_back(release);
+}
+
+}  // namespace qpu

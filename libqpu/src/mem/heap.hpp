@@ -10,7 +10,26 @@
 #include <string>
 #include <vector>
 
+#include "qpu/error.h"
+
 namespace qpu::detail {
+
+// Calls the functions that onAllocationFailure() has registered. Does nothing if this thread is
+// already calling them.
+void releaseUnused();
+
+// Returns the result of `allocate`. If `allocate` throws AllocationError, calls releaseUnused() and
+// then `allocate` again, because this thread or another one may have released memory. The caller
+// must not hold a mutex that the release of an array locks.
+template <typename F>
+auto allocateOrRelease(F allocate) -> decltype(allocate()) {
+  try {
+    return allocate();
+  } catch (const AllocationError&) {
+    releaseUnused();
+  }
+  return allocate();
+}
 
 struct Block {
   std::uint32_t start = 0;  // bus address
@@ -47,6 +66,7 @@ class Heap {
 
  private:
   Heap();
+  std::shared_ptr<const Block> tryAllocate(std::size_t count, const std::string& what);
   // These functions allocate the memory of a block. The functions throw AllocationError with a
   // message that starts with `what`.
   static void takeHostMemory(Block& block, const std::string& what);

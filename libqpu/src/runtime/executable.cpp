@@ -200,7 +200,8 @@ void Executable::requireImage(std::size_t words) {
   made.control = made.uniforms + kMostQpus * made.stride;
   made.spill = made.control + lines(std::size_t{8} * kMostQpus);
   const std::uint32_t bytes = made.spill + kMostQpus * object_->spillBytes + kAhead;
-  made.memory = opened.device->allocate(bytes, "kernel '" + object_->name + "': ");
+  made.memory = detail::allocateOrRelease(
+      [&] { return opened.device->allocate(bytes, "kernel '" + object_->name + "': "); });
   clearDeviceWords(made.memory->host(), made.memory->bytes() / 4);
   copyDeviceWords(made.memory->host(), object_->words.data(), 2 * object_->words.size());
   image_ = std::move(made);

@@ -65,9 +65,15 @@ class Pool {
     return *pool;
   }
 
+  // Locked during take(), and locked before the other mutex.
+  std::mutex take_mutex;
+  // Protects the members. Not held while libqpu allocates memory, because libqpu may then call
+  // release_unused().
   std::mutex mutex;
 
   void* take(std::size_t bytes) {
+    const std::lock_guard<std::mutex> alone(take_mutex);
+    std::unique_lock<std::mutex> lock(mutex);
     const bool caching = caching_;
     // Without caching, an array has exactly the size of its tensor. libqpu's interpreter can then
     // detect an access one word past the end.
@@ -80,7 +86,7 @@ class Pool {
       }
     }
     if (found == free_.end()) {
-      grow(wanted, small, bytes);
+      grow(lock, wanted, small, bytes);
       found = free_.lower_bound({wanted, 0});
       while (blocks_.at(found->second).segment->small != small) ++found;
     }
@@ -125,8 +131,9 @@ class Pool {
     if (!caching_) trim();
   }
 
-  // Releases the segments that contain no tensor.
-  void trim() {
+  // Releases the segments that contain no tensor. Returns true if there were any.
+  bool trim() {
+    const std::size_t before = segments_.size();
     for (auto at = blocks_.begin(); at != blocks_.end();) {
       Segment* const segment = at->second.segment;
       if (at->second.used || at->second.bytes != segment->size) {
@@ -139,6 +146,14 @@ class Pool {
       segments_.erase(std::find_if(segments_.begin(), segments_.end(),
                                    [segment](const auto& s) { return s.get() == segment; }));
     }
+    return segments_.size() < before;
+  }
+
+  // libqpu calls this function if it cannot allocate memory for an array or a kernel.
+  static void release_unused() {
+    Pool& pool = instance();
+    const std::lock_guard<std::mutex> lock(pool.mutex);
+    if (pool.trim()) ++pool.retries_;
   }
 
   bool owns(const void* memory) const {
@@ -175,28 +190,31 @@ class Pool {
  private:
   Pool() : caching_(std::strcmp(setting("QPU_TORCH_CACHING"), "0") != 0) {}
 
-  void grow(std::size_t wanted, bool small, std::size_t asked) {
+  void grow(std::unique_lock<std::mutex>& lock, std::size_t wanted, bool small,
+            std::size_t asked) {
     if (in_bad_fork) {
       throw std::runtime_error(
           "the QPUs were opened before this process was forked and belong to its parent; start "
           "processes with multiprocessing's method 'spawn', or fork before the first qpu tensor");
     }
     const std::size_t size = !caching_ ? wanted : small ? kSmall : rounded(wanted, kPage);
-    std::string why;
-    for (const bool retry : {false, true}) {
-      if (retry) {
-        ++retries_;
-        trim();
-      }
-      if (limit != 0 && (size > limit || reserved_ > limit - size)) {
-        why = "the limit of " + mib(limit) + " is reached";
-        continue;
-      }
+    const auto is_too_much = [&] {
+      return limit != 0 && (size > limit || reserved_ > limit - size);
+    };
+    if (is_too_much() && trim()) ++retries_;
+    std::string why = "the limit of " + mib(limit) + " is reached";
+    if (!is_too_much()) {
+      std::unique_ptr<Segment> segment;
+      lock.unlock();
       try {
-        add(std::make_unique<Segment>(size, small));
-        return;
+        segment = std::make_unique<Segment>(size, small);
       } catch (const qpu::AllocationError& fault) {
         why = fault.what();
+      }
+      lock.lock();
+      if (segment) {
+        add(std::move(segment));
+        return;
       }
     }
     ++failures_;
@@ -234,10 +252,12 @@ std::atomic<bool> used{false};
 void before_fork() {
   device_mutex().lock();
   lock_counts();
+  Pool::instance().take_mutex.lock();
   Pool::instance().mutex.lock();
 }
 void after_fork_in_parent() {
   Pool::instance().mutex.unlock();
+  Pool::instance().take_mutex.unlock();
   unlock_counts();
   device_mutex().unlock();
 }
@@ -252,9 +272,7 @@ void after_fork_in_child() {
 void* allocate(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   used = true;
-  Pool& pool = Pool::instance();
-  const std::lock_guard<std::mutex> lock(pool.mutex);
-  return pool.take(bytes);
+  return Pool::instance().take(bytes);
 }
 
 void release(void* memory) noexcept {
@@ -318,7 +336,8 @@ std::mutex& device_mutex() {
   return *mutex;
 }
 
-void install_fork_handlers() {
+void install_handlers() {
+  qpu::onAllocationFailure(Pool::release_unused);
   const int fault = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   if (fault != 0) throw std::system_error(fault, std::generic_category(), "pthread_atfork");
 }

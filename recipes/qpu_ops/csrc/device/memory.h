@@ -55,8 +55,10 @@ void reset_peaks();
 
 // This mutex is locked while a kernel runs and while the process forks.
 std::mutex& device_mutex();
-// This function must be called once, when the module is imported. Throws std::system_error.
-void install_fork_handlers();
+// Registers functions that fork() calls, and a function that libqpu calls if it cannot allocate
+// memory. install_handlers() must be called once, when the module is imported. Throws
+// std::system_error.
+void install_handlers();
 // Returns true if this process was forked from a process whose QPUs it must not use.
 bool in_bad_fork();
 

@@ -56,7 +56,7 @@ py::list ended_record() {
 PYBIND11_MODULE(_C, module) {
   using namespace torch_qpu;
   module.doc() = "Native extension of torch_qpu.";
-  install_fork_handlers();
+  install_handlers();
 
   module.def("memory_statistics", &memory_statistics);
   module.def("reset_peaks", &reset_peaks);
