@@ -342,7 +342,8 @@ void Device::launch(Method method, const std::vector<Start>& starts, const GpuMe
 
 // Waits for programs that another process left running when it was killed, or when it exceeded its
 // time limit. Without this wait, V3D would count these programs as programs of the next launch.
-// The wait is as long for a test launch, because its failure would disable the launch method.
+// Programs that do not finish are stopped if no other process uses the QPUs. Test launches have the
+// same limit, because the failure of a test launch disables the launch method for this process.
 void Device::waitForOthers(const std::string& kernel) {
   v3d_->requirePower();
   v3d_->requireIdle();
@@ -355,10 +356,12 @@ void Device::waitForOthers(const std::string& kernel) {
   }
   if (v3d_->finished()) return;
   const std::string state = v3d_->state();
+  const std::string outcome = afterTimeOut();
+  if (v3d_->powered() && v3d_->finished()) return;
   detail::raise<ExecutionError>("kernel '" + kernel +
                                     "' was not started, because programs of another process did "
                                     "not finish within " +
-                                    seconds(limit) + " (" + state + "); " + afterTimeOut(),
+                                    seconds(limit) + " (" + state + "); " + outcome,
                                 {kernel, "", -1, 0});
 }
 
