@@ -275,11 +275,20 @@ def test_the_plan_from_source_starts_with_torchs_steps(
         ]
 
 
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the engine's start and torch's build; return a list to which they add their names. The user is root."""
+    names: list[str] = []
+    monkeypatch.setattr(main_job, "ensure_running", lambda _: names.append("engine"))
+    monkeypatch.setattr(torch_job, "build_torch", lambda config: names.append(f"torch {config.torch.variant}"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return names
+
+
 def test_from_source_torch_is_built_before_the_image_is_planned(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, done: list[str]
 ) -> None:
     """The image's plan must use the newly built torch wheel."""
-    done: list[str] = []
 
     class Enough(Exception):
         pass
@@ -288,16 +297,22 @@ def test_from_source_torch_is_built_before_the_image_is_planned(
         done.append("plan")
         raise Enough
 
-    monkeypatch.setattr(main_job, "ensure_running", lambda _: done.append("engine"))
-    monkeypatch.setattr(torch_job, "build_torch", lambda config: done.append(f"torch {config.torch.variant}"))
+    monkeypatch.setattr(main_job, "plan", lambda *_, **__: [])
     monkeypatch.setattr(main_job, "_pipeline", plan)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
     for from_source, expected in ((True, ["engine", "torch neon", "plan"]), (False, ["engine", "plan"])):
         done.clear()
         settings = {"build": {"folder": str(tmp_path)}, "torch": {"from_source": from_source}}
         with pytest.raises(Enough):
             main_job.build_image(load_config(settings))
         assert done == expected
+
+
+def test_an_unknown_step_is_rejected_before_torch_is_built(tmp_path: Path, done: list[str]) -> None:
+    config = load_config({"build": {"folder": str(tmp_path / "build")}, "torch": {"from_source": True}})
+    for only, again in ((["none"], []), ([], ["none"]), (["libqpu"], ["system"])):
+        with pytest.raises(ConfigError):
+            main_job.build_image(config, only=only, again=again)
+    assert (done, (tmp_path / "build").exists()) == ([], False)
 
 
 # Permissions.
