@@ -105,10 +105,12 @@ class Context:
 def for_all_targets(config: Config, suite: str) -> Config:
     """Return the configuration for products that all targets share.
 
-    The configuration has the suite ``suite``, the flavour Debian and the default architecture.
+    The configuration has the suite ``suite``, the flavour Debian, this PC's architecture and the distribution's kernel.
+    Its folder is therefore not the folder of a target for another architecture, and its mirror does not depend on the
+    target. Raises PlatformMismatch.
     """
-    # The kernel is not reset, because its archive is part of the mirror's key. The target may use the same folder.
-    return replace(config, image=with_debian(config.image, suite, ImageConfig().architecture))
+    image = with_debian(config.image, suite, host_architecture().debian)
+    return replace(config, image=replace(image, kernel="distribution"))
 
 
 def with_debian(image: ImageConfig, suite: str, architecture: str) -> ImageConfig:

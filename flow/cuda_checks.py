@@ -188,9 +188,10 @@ def interpreter(config: Config) -> Path:
     """Return the Python interpreter for ``cuda-timing``.
 
     This is the configured interpreter or, if none is configured, that of the native environment. If that environment
-    does not exist, the interpreter of this process is returned.
+    does not exist, the interpreter of this process is returned. A path without a folder is the name of a program on
+    PATH.
     """
-    if config.cuda.python:
-        return ROOT / config.cuda.python
+    if given := config.cuda.python:
+        return ROOT / given if "/" in given else Path(given)
     ours = native.python_of(config)
     return ours if ours.exists() else Path(sys.executable)

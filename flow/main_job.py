@@ -113,12 +113,13 @@ def build_image(
 ) -> Built:
     """Bring the system image, or the steps named in ``only``, up to date; ``reuse`` is described in ``Context``.
 
-    Raises RootNeeded, before anything is changed, if a step must make a root filesystem and the user is not root. If a
-    step fails, raises the step's UserError.
+    Before anything is changed, raises the same ConfigError as ``plan``, and RootNeeded if a step must make a root
+    filesystem and the user is not root. If a step fails, raises the step's UserError.
     """
     began = time.monotonic()
+    planned = plan(config, update=update, again=again, only=only)
     if os.geteuid() != 0:
-        _require_root(plan(config, update=update, again=again, only=only), "./inv build-image")
+        _require_root(planned, "./inv build-image")
     ensure_running(config)
     if config.torch.from_source:
         torch_job.build_torch(config)

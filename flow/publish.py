@@ -19,6 +19,7 @@ from typing import Any
 from securesystemslib.signer import CryptoSigner
 
 from engine.connect import connect, image_id
+from flow.build_lock import build_lock
 from images import sbom
 from recipes.torch import provenance
 from registry import attestations, client, distribution, oras, reference, signing
@@ -56,13 +57,19 @@ def push(configs: Sequence[Config], *, sign: bool) -> tuple[list[Pushed], Pushed
     """Push each configuration's system image and, with ``sign``, its signature and signed statements.
 
     If there are several images, each for a different architecture, an index is also pushed. Raises ConfigError if the
-    key is not set, ArtefactMissing if an image was not built here, and the same exceptions as ``registry.client.push``.
+    key is not set, ArtefactMissing if an image was not built here, UserError if a build is running, and the same
+    exceptions as ``registry.client.push``.
     """
     predicates = []
-    if sign:
-        signer = _private_key(configs[0])
-        predicates = [statements(config) for config in configs]
-    images, index = client.push(configs)
+    with contextlib.ExitStack() as stack:
+        if sign:
+            signer = _private_key(configs[0])
+            # Until the images are pushed, no build may replace them or the manifests that describe them.
+            for config in configs:
+                if config.target_root.is_dir():
+                    stack.enter_context(build_lock(config.target_root))
+            predicates = [statements(config) for config in configs]
+        images, index = client.push(configs)
     user = configs[0].registry.user
     for pushed, stated in zip(images, predicates, strict=False):
         with oras.connect(pushed.reference, actions="pull,push", user=user) as store:

@@ -216,6 +216,9 @@ def read(config: Config, name: str, folder: Path) -> System:
             with tarfile.open(path) as archive:
                 system = _with_contents(System(name), _of_tar(archive))
                 require_end(archive)
+                # The checksum of a gzip stream and the index of an xz stream are checked only at the end.
+                while cast(BinaryIO, archive.fileobj).read(1 << 20):
+                    continue
                 return system
         except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, OSError) as fault:
             raise UserError(
@@ -254,7 +257,7 @@ _Entry = tuple[str, File, bytes]
 def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
     """Add the tree's packages, wheels and files to the system, and return the system.
 
-    Raises UserError if the tree contains no Debian package.
+    Raises UserError if the tree contains no Debian package, or if dpkg's status file is damaged.
     """
     system.files = {}
     for path, file, content in entries:
@@ -262,7 +265,15 @@ def _with_contents(system: System, entries: Iterator[_Entry]) -> System:
             continue
         system.files[f"/{path}"] = file
         if path == _STATUS:
-            system.packages = dict(_packages(content.decode(errors="replace")))
+            try:
+                system.packages = dict(_packages(content.decode(errors="replace")))
+            except KeyError as fault:
+                raise UserError(
+                    f"{system.name} is not a readable root filesystem",
+                    expected=f"{_STATUS} with the name, architecture and version of each package",
+                    found=f"a package without the field {fault.args[0]}",
+                    fix="pass an intact root filesystem",
+                ) from fault
         elif _is_record(path):
             name, _, version = Path(path).parent.name.removesuffix(".dist-info").partition("-")
             system.wheels[canonicalize_name(name)] = Wheel(version, f"record:{hashlib.sha256(content).hexdigest()}")

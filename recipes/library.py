@@ -71,11 +71,11 @@ def build(
     for place, copy in copies.items():
         _update_copy(plan.sources[place], copy)
     owner = work.stat()
-    script = [*map(shlex.join, plan.commands), f"chown -R {owner.st_uid}:{owner.st_gid} {STAGE} {TREE}"]
+    give_back = f"trap 'chown -R {owner.st_uid}:{owner.st_gid} {STAGE} {TREE}' EXIT; "
     run_in(
         client,
         image,
-        ["sh", "-euc", " && ".join(script)],
+        ["sh", "-euc", give_back + " && ".join(map(shlex.join, plan.commands))],
         architecture=host_architecture() if plan.cross else target,
         binds=[
             *(f"{copy}:{place}:ro" for place, copy in copies.items()),

@@ -32,8 +32,10 @@ _DIRECTIVE = b"# shellcheck shell="
 
 def files_of_the_project() -> tuple[Path, ...]:
     """Return the files under version control and new files that Git does not ignore, except symbolic links."""
-    listed = process.output_of(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
-    paths = (ROOT / name for name in listed.splitlines())
+    # The checkout may belong to another user. Without -z, git quotes names with special characters.
+    git = ("git", "-c", f"safe.directory={ROOT}", "ls-files", "-z")
+    listed = process.output_of([*git, "--cached", "--others", "--exclude-standard"], cwd=ROOT)
+    paths = (ROOT / name for name in listed.split("\0") if name)
     return tuple(path for path in paths if path.is_file() and not path.is_symlink())
 
 

@@ -441,7 +441,10 @@ class CudaConfig:
         is_path=True,
     )
     python: str = _setting(
-        "", "Python with torch for cuda-timing; empty: the interpreter that tested the wheel on this PC", is_path=True
+        "",
+        "Python with torch for cuda-timing: a path, or a program on PATH such as python3.11; empty: the interpreter "
+        "that tested the wheel on this PC",
+        is_path=True,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from toolchain import caller
-from toolchain.errors import ArtefactDamaged, ArtefactMissing
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, UserError
 from toolchain.files import sha256_of, write_text_atomically
 
 SCHEMA = 1
@@ -101,7 +101,17 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest | None:
-        """Return the manifest at ``path``, or None if it does not exist, is incomplete or has another schema."""
+        """Return the manifest at ``path``, or None if it does not exist, is incomplete or has another schema.
+
+        Raises UserError if it is not a regular file, or OSError if it cannot be read.
+        """
+        if path.exists() and not (path.is_file() or path.is_dir()):  # reading a FIFO would block
+            raise UserError(
+                f"{path} is not a regular file",
+                expected="a manifest, or no file with this name",
+                found="a FIFO, a socket or a device",
+                fix=f"remove {path}, and run the task again",
+            )
         try:
             document = json.loads(path.read_text())
             if document["schema"] != SCHEMA:

@@ -53,10 +53,11 @@ def build(
             else:
                 shutil.copy2(origin, source / name)
         owner = scratch.stat()
+        give_back = f"trap 'chown -R {owner.st_uid}:{owner.st_gid} /usr/src/cuda_ops /usr/src/out' EXIT"
         run_in(
             client,
             builder,
-            ["sh", "-euc", f"{_PIP_WHEEL}; chown -R {owner.st_uid}:{owner.st_gid} /usr/src/cuda_ops /usr/src/out"],
+            ["sh", "-euc", f"{give_back}; {_PIP_WHEEL}"],
             architecture=host_architecture(),
             binds=[
                 f"{source}:/usr/src/cuda_ops:rw",

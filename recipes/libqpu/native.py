@@ -21,14 +21,17 @@ def build(config: Config, *targets: str, options: Sequence[str] = ()) -> Path:
     """
     for program in ("cmake", "ninja"):
         process.require_program(program, "to compile libqpu for this PC")
-    tree = config.build_root / "libqpu-native"
+    tree = (config.build_root / "libqpu-native").resolve()  # as CMake records it
     sources = recipe.load("libqpu").sources
     jobs = str(compile_jobs(config.build))
     command: list[str | Path] = ["cmake", "--build", tree, "--parallel", jobs, "--target", *targets]
     with files.locked(tree):
         cache = tree / "CMakeCache.txt"
-        if cache.is_file() and f"CMAKE_CACHEFILE_DIR:INTERNAL={tree}\n" not in cache.read_text():
-            files.remove(cache)  # The checkout was moved or copied; CMake would reject the old absolute paths.
+        recorded = {f"CMAKE_CACHEFILE_DIR:INTERNAL={tree}", f"CMAKE_HOME_DIRECTORY:INTERNAL={sources}"}
+        if cache.is_file() and not recorded <= {*cache.read_text().splitlines()}:
+            # The checkout was moved or copied, or another checkout uses the same build folder. CMake would reject the
+            # old absolute paths.
+            files.remove(cache)
             files.remove(tree / "CMakeFiles")
         process.run(["cmake", "-S", sources, "-B", tree, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *options])
         _clean_if_ninja_misses_a_change(tree, sources)

@@ -138,7 +138,7 @@ def build(
         return run_in(
             client,
             place.image,
-            ["sh", "-euc", f"{script}; chown -R {owner.st_uid}:{owner.st_gid} /usr/src"],
+            ["sh", "-euc", f"trap 'chown -R {owner.st_uid}:{owner.st_gid} /usr/src' EXIT; {script}"],
             architecture=place.architecture,
             binds=[
                 f"{source}:/usr/src/qpu_ops:rw",

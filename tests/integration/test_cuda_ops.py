@@ -252,6 +252,17 @@ def test_cuda_timing_names_the_setting_of_a_missing_interpreter(tmp_path: Path) 
         timing.measure(bare, op="add2")
 
 
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [("python9", "python9"), ("./python9", f"{ROOT}/python9"), ("venv/python9", f"{ROOT}/venv/python9")],
+)
+def test_cuda_python_without_a_folder_is_on_the_path(tmp_path: Path, given: str, used: str) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}, "cuda": {"python": given}})
+    with pytest.raises(ProgramMissing, match=rf"the program {used} is needed .*cuda\.python") as caught:
+        timing.measure(config, op="add2")
+    assert caught.value.expected == ("python9 on the PATH" if given == used else "an executable program")
+
+
 @pytest.mark.parametrize("version", ["2.9.1", "newest", "2.10", "2.10.0; x"])
 def test_an_unsupported_torch_version_is_refused(tmp_path: Path, version: str) -> None:
     with pytest.raises(WheelUnusable, match="does not support torch"):

@@ -53,7 +53,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str
     (folder / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
     (folder / "two.cpp").write_text("int two() { return 2; }\n")
     monkeypatch.setattr(recipe, "load", lambda _: replace(data, sources=folder))
-    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    config = load_config({"build": {"folder": f"{folder}/../build"}})
 
     def build() -> str:
         time.sleep(0.02)  # longer than the resolution of the files' time stamps
@@ -97,6 +97,22 @@ def test_an_edited_source_is_compiled_alone(library: Callable[[], str], tmp_path
     source.write_text('extern "C" int one() { return 11; }\n')
     assert library() == "11"
     assert compiled_at(tmp_path) == before
+
+
+def test_two_checkouts_can_share_a_build_folder(
+    library: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert library() == "1"
+    other = shutil.copytree(tmp_path / "sources", tmp_path / "other")
+    (other / "one.cpp").write_text('extern "C" int one() { return 11; }\n')
+    first = recipe.load("libqpu")
+    second = replace(first, sources=other)
+    for load, answer in ((lambda _: second, "11"), (lambda _: first, "1")):
+        monkeypatch.setattr(recipe, "load", load)
+        assert library() == answer
+        before = compiled_at(tmp_path)
+        assert library() == answer
+        assert compiled_at(tmp_path) == before
 
 
 @pytest.mark.timeout(1200)

@@ -32,10 +32,12 @@ from registry_parts import (
 )
 
 from flow import publish
+from flow.build_lock import build_lock
 from images import sbom
 from recipes.torch import provenance
 from registry import attestations, distribution, oras, passwords, signing
 from registry.attestations import CYCLONEDX, PROVENANCE, SPDX
+from registry.client import Pushed
 from registry.distribution import digest_of
 from registry.local import Registry
 from registry.reference import Reference, resolve
@@ -408,6 +410,24 @@ def test_steps_of_another_build_are_not_signed(tmp_path: Path, monkeypatch: pyte
     (root / f"{changed}.manifest.json").unlink()
     with pytest.raises(ArtefactMissing, match="no provenance"):
         publish.statements(config)
+
+
+def test_no_build_runs_until_a_signed_image_is_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: Keys
+) -> None:
+    config = load_config({"build": {"folder": str(tmp_path)}, "registry": {"signing_key": str(keys.private)}})
+
+    def push(_: object) -> tuple[list[Pushed], None]:
+        with pytest.raises(UserError, match="another build is running"), build_lock(config.target_root):
+            raise AssertionError("the block must not run")
+        return [], None
+
+    monkeypatch.setattr(publish, "_image_id", lambda _: "sha256:1")
+    monkeypatch.setattr("registry.client.push", push)
+    write_build(config, "sha256:1")
+    with build_lock(config.target_root), pytest.raises(UserError, match="another build is running"):
+        publish.push([config], sign=True)
+    publish.push([config], sign=True)
 
 
 @pytest.mark.engine

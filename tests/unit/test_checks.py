@@ -119,6 +119,21 @@ def project() -> tuple[Path, ...]:
     return checks.files_of_the_project()
 
 
+def test_files_with_special_names_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root, the checkout belongs to another user."""
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    for name in ("größe.sh", 'a "quoted"\tname', "ignored"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(".gitignore")
+    if os.geteuid() == 0:
+        for path in (tmp_path, tmp_path / ".git"):
+            os.chown(path, 1234, 1234)
+    found = {path.name for path in checks.files_of_the_project()}
+    assert found == {".gitignore", "größe.sh", 'a "quoted"\tname'}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "is_shell"),
     [

@@ -172,6 +172,38 @@ def test_damaged_archives_are_refused(tmp_path: Path, name: str) -> None:
         compare(path, tmp_path / "tree")
 
 
+@pytest.mark.parametrize("kind", ["gz", "xz", "bz2"])
+def test_the_end_of_an_archive_is_checked(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"b.tar.{kind}"
+    with tarfile.open(path, f"w:{kind}") as archive:  # type: ignore[call-overload]
+        archive.add(tree(tmp_path / "tree", {"dpkg": "1"}, {}), ".")
+    whole = path.read_bytes()
+    compare(path, tmp_path / "tree")
+    for damaged in (whole[:-1], whole[:-8], whole[:-3] + bytes([whole[-3] ^ 0x10]) + whole[-2:]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="is not a readable root filesystem"):
+            compare(path, tmp_path / "tree")
+
+
+def test_damage_that_only_a_checksum_detects_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "b.tar.gz"
+    with tarfile.open(path, "w:gz", compresslevel=0) as archive:
+        archive.add(tree(tmp_path / "tree", {"dpkg": "1"}, {"x": "content"}), ".")
+    path.write_bytes(path.read_bytes().replace(b"content", b"Content"))
+    with pytest.raises(UserError, match="is not a readable root filesystem") as caught:
+        compare(path, tmp_path / "tree")
+    assert "CRC" in caught.value.found
+
+
+def test_a_damaged_list_of_packages_is_refused(tmp_path: Path) -> None:
+    old = tree(tmp_path / "old", {"dpkg": "1"}, {})
+    status = tree(tmp_path / "new", {"dpkg": "1"}, {}) / "var/lib/dpkg/status"
+    status.write_text(status.read_text().replace("Version", "Wersion"))
+    with pytest.raises(UserError, match="is not a readable root filesystem") as caught:
+        compare(old, tmp_path / "new")
+    assert caught.value.found == "a package without the field Version"
+
+
 def test_an_archive_with_a_damaged_header_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     with tarfile.open(path, "w") as archive:

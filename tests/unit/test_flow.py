@@ -228,12 +228,17 @@ def test_a_missing_key_is_fetched_again_by_the_mirror_step(tmp_path: Path) -> No
     assert step.missing(manifest) == ""
 
 
-def test_shared_tools_keep_the_mirror_of_the_target(tmp_path: Path) -> None:
-    """Both configurations use the same folder, so another key would cause the target's steps to run again."""
-    config = load_config({"build": {"folder": str(tmp_path)}, "image": {"kernel": "raspberrypi"}})
-    own, shared = Context(config), Context(for_all_targets(config, "trixie"))
-    assert shared.root == own.root
-    assert mirror.step(shared).inputs == mirror.step(own).inputs
+def test_all_targets_share_the_mirror_of_shared_tools(tmp_path: Path) -> None:
+    """If a target used the tools' folder with other sources, the steps of both would run again after each switch."""
+    mirrors = set()
+    for architecture in {"armhf", "arm64"} - {host_architecture().debian}:
+        for kernel in ("distribution", "raspberrypi"):
+            image = {"architecture": architecture, "kernel": kernel}
+            config = load_config({"build": {"folder": str(tmp_path)}, "image": image})
+            shared = Context(for_all_targets(config, "trixie"))
+            assert shared.root != config.target_root
+            mirrors.add((shared.root, *mirror.step(shared).inputs.items()))
+    assert len(mirrors) == 1
 
 
 @pytest.mark.parametrize("flavour", ["debian", "raspbian"])
@@ -270,11 +275,20 @@ def test_the_plan_from_source_starts_with_torchs_steps(
         ]
 
 
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace the engine's start and torch's build; return a list to which they add their names. The user is root."""
+    names: list[str] = []
+    monkeypatch.setattr(main_job, "ensure_running", lambda _: names.append("engine"))
+    monkeypatch.setattr(torch_job, "build_torch", lambda config: names.append(f"torch {config.torch.variant}"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return names
+
+
 def test_from_source_torch_is_built_before_the_image_is_planned(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, done: list[str]
 ) -> None:
     """The image's plan must use the newly built torch wheel."""
-    done: list[str] = []
 
     class Enough(Exception):
         pass
@@ -283,16 +297,22 @@ def test_from_source_torch_is_built_before_the_image_is_planned(
         done.append("plan")
         raise Enough
 
-    monkeypatch.setattr(main_job, "ensure_running", lambda _: done.append("engine"))
-    monkeypatch.setattr(torch_job, "build_torch", lambda config: done.append(f"torch {config.torch.variant}"))
+    monkeypatch.setattr(main_job, "plan", lambda *_, **__: [])
     monkeypatch.setattr(main_job, "_pipeline", plan)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
     for from_source, expected in ((True, ["engine", "torch neon", "plan"]), (False, ["engine", "plan"])):
         done.clear()
         settings = {"build": {"folder": str(tmp_path)}, "torch": {"from_source": from_source}}
         with pytest.raises(Enough):
             main_job.build_image(load_config(settings))
         assert done == expected
+
+
+def test_an_unknown_step_is_rejected_before_torch_is_built(tmp_path: Path, done: list[str]) -> None:
+    config = load_config({"build": {"folder": str(tmp_path / "build")}, "torch": {"from_source": True}})
+    for only, again in ((["none"], []), ([], ["none"]), (["libqpu"], ["system"])):
+        with pytest.raises(ConfigError):
+            main_job.build_image(config, only=only, again=again)
+    assert (done, (tmp_path / "build").exists()) == ([], False)
 
 
 # Permissions.

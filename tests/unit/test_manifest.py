@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from toolchain.errors import ArtefactDamaged, ArtefactMissing
+from toolchain.errors import ArtefactDamaged, ArtefactMissing, UserError
 from toolchain.manifest import Artefact, Manifest, all_warnings, require
 
 
@@ -87,6 +88,19 @@ def test_a_missing_manifest_is_none(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path / "m.json") is None
     (tmp_path / "file").write_text("")
     assert Manifest.read(tmp_path / "file" / "m.json") is None
+
+
+@pytest.mark.timeout(20)
+def test_a_manifest_must_be_a_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    for name in ("fifo", "link"):
+        with pytest.raises(UserError, match=f"{name} is not a regular file"):
+            Manifest.read(tmp_path / name)
+    Manifest(step="s", key="k", inputs={}).write(tmp_path / "made")
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("made")
+    assert Manifest.read(tmp_path / "link") is not None
 
 
 def test_the_product_covers_names_contents_and_facts(tmp_path: Path) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import docker
 import pytest
 
+from images.flavour import load_suite
 from recipes import library
 from recipes import recipe as recipes
+from recipes.cuda_ops import build as cuda_ops
+from recipes.cuda_ops.toolkit import Toolkit
+from recipes.qpu_ops import target
 from recipes.recipe import HERE, Recipe, load
-from toolchain.config import load_config
-from toolchain.errors import ArtefactMissing, UserError
+from toolchain import process
+from toolchain.config import Config, load_config
+from toolchain.errors import ArtefactMissing, CommandFailed, UserError
 
 NAMES = sorted(path.parent.name for path in HERE.glob("*/recipe.toml"))
 
@@ -245,6 +251,58 @@ def test_an_older_file_that_was_restored_is_compiled(
     backup.rename(source)
     assert build() == ["int a;\n"]
     assert build() == []
+
+
+def build_library(config: Config, folder: Path) -> None:
+    plan = library.Build(cross=True, commands=[["true"], ["false"]], sources={}, fix="")
+    library.build(
+        docker.DockerClient(), "image", "sha256:1", load("thing"), plan, config, folder / "tar", folder / "log"
+    )
+
+
+def build_qpu_ops(config: Config, folder: Path) -> None:
+    place = target.Place(image="image", image_id="1", architecture=config.image.target, script="true; false")
+    (config.target_root / "work").mkdir(parents=True)
+    target.build(
+        docker.DockerClient(),
+        place,
+        load("thing"),
+        config,
+        suite=load_suite("trixie"),
+        torch_site=folder,
+        libqpu=folder,
+        libqpu_prefix="/opt/thing",
+        folder=folder,
+        log=folder / "log",
+    )
+
+
+def build_cuda_ops(config: Config, folder: Path) -> None:
+    toolkit = Toolkit(home=folder, runtime=folder, origin="")
+    cuda_ops.build(
+        docker.DockerClient(), "image", load("thing"), config, config.image.target, toolkit, folder, folder / "log"
+    )
+
+
+@pytest.mark.parametrize("build", [build_library, build_qpu_ops, build_cuda_ops])
+def test_files_of_a_failed_build_are_returned_to_their_owner(
+    thing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Callable[[Config, Path], None]
+) -> None:
+    """The stand-in for the container runs the script here, with a chown that records its arguments."""
+    (tmp_path / "chown").write_text(f'#!/bin/sh\necho "$*" >{tmp_path}/arguments\n')
+    (tmp_path / "chown").chmod(0o755)
+
+    def run_in(_client: object, _image: str, argv: Sequence[str], **_options: object) -> None:
+        process.run(argv, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+
+    for module in (library, target, cuda_ops):
+        monkeypatch.setattr(module, "run_in", run_in)
+    monkeypatch.setattr(cuda_ops, "SOURCES", ())
+    monkeypatch.setattr(cuda_ops, "_PIP_WHEEL", "true; false")
+    with pytest.raises(CommandFailed) as caught:
+        build(load_config({"build": {"folder": str(tmp_path / "build")}}), tmp_path)
+    assert caught.value.returncode == 1
+    assert (tmp_path / "arguments").read_text().startswith(f"-R {os.getuid()}:{os.getgid()} /usr/src")
 
 
 def test_the_copy_of_the_sources_has_the_same_files(thing: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import tomllib
 import zipfile
 from pathlib import Path
@@ -21,6 +22,7 @@ from flow import upstream_page
 from flow import upstream_tests as upstream
 from flow.context import Context
 from recipes import recipe
+from toolchain import process
 from toolchain.config import load_config
 from toolchain.errors import ArtefactMissing, DiskFull, SourceUnavailable
 
@@ -137,6 +139,42 @@ def test_only_results_of_the_same_torch_are_kept(wheel: str, tmp_path: Path, mon
     final = [read.is_final(upstream.Part.parse(name), upstream.Reasons({})) for name in done]
     assert final == [wheel == "same", False, False]
     assert [*read.results.values()] == [item for item in done.values() if wheel == "same"]
+
+
+def test_ctrl_c_keeps_the_results_of_finished_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of files that are running are incomplete, and are discarded."""
+    running, stopped = threading.Event(), threading.Event()
+    started = []
+
+    def run_in(_client: object, _image: str, argv: list[str], **_options: object) -> None:
+        started.append(argv[-1])
+        if argv[-1] == "a.py":
+            running.wait(20)
+        else:
+            with process.on_interrupt(stopped.set):
+                running.set()
+                stopped.wait(20)
+        test = {"nodeid": "t", "when": "teardown", "outcome": "passed", "$report_type": "TestReport"}
+        end = {"exitstatus": 0, "$report_type": "SessionFinish"}
+        (tmp_path / f"{argv[-1]}.jsonl").write_text(f"{json.dumps(test)}\n{json.dumps(end)}\n")
+        (tmp_path / f"{argv[-1]}.collected.json").write_text('{"whole": ["t"], "part": ["t"]}')
+
+    def add(result: upstream.Result) -> None:
+        report.add(result)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Context, "client", None)
+    monkeypatch.setattr(upstream, "run_in", run_in)
+    monkeypatch.setattr(upstream, "compile_jobs", lambda _: 2)
+    report, none = upstream.Report(tmp_path / "report.json", "same", True, {}), upstream.Reasons({})
+    wanted = [upstream.Part(name) for name in ("a.py", "b.py", "c.py", "d.py")]
+    folders = (tmp_path, tmp_path, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        upstream._run_all(Context(load_config({})), *folders, wanted, none, 60, add)
+    kept = upstream.Report.load(report.path)
+    assert [*kept.results] == ["a.py"]
+    assert kept.is_final(wanted[0], none)
+    assert {"a.py", "b.py"} <= {*started} <= {"a.py", "b.py", "c.py"}
 
 
 def test_removed_reasons_cause_another_run(tmp_path: Path) -> None:
