@@ -22,6 +22,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 from torch.ao import quantization
+from torch.ao.nn import intrinsic
 from torchvision.transforms.v2 import functional as pictures
 
 MODELS = ("mobilenet_v2", "mobilenet_v3_large", "resnet18", "resnet50", "shufflenet_v2_x1_0")
@@ -104,6 +105,12 @@ def in_int8(name: str, weights: Path, examples: list[Tensor]) -> nn.Module:
     torch.backends.quantized.engine = "qnnpack"
     model = loaded(f"quantized_{name}", weights, quantize=False)
     model.fuse_model()
+    if name == "mobilenet_v2":
+        # torchvision replaces ReLU6 by ReLU, which can be fused. With ReLU6 during calibration, the ranges end at 6,
+        # and the fused int8 layers saturate there.
+        for layer in model.modules():
+            if isinstance(layer, intrinsic.ConvReLU2d):
+                layer[1] = nn.ReLU6()
     model.qconfig = quantization.get_default_qconfig("qnnpack")
     quantization.prepare(model, inplace=True)
     with torch.inference_mode():

@@ -7,13 +7,21 @@ A board requests an address (DHCP), fetches the firmware's files, the kernel and
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
-from collections.abc import Callable, Collection, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 STALLED_S = 120.0
-"""If a board has not booted and no event has occurred for this many seconds, advice is shown."""
+"""If a board has not booted and no event has occurred for this many seconds, advice is shown.
+
+Advice is also shown if the NFS server has received nothing from a board for this long. Linux renews a mount's lease
+every 40 s.
+"""
+
+_EPOCH = time.time() - time.monotonic()
 
 _STATES = ("address", "files", "mounted", "up")
 """The stages of a boot, in order."""
@@ -40,7 +48,7 @@ _LAST_FILE = re.compile(r"vmlinuz|initrd\.img")
 
 @dataclass
 class Board:
-    """A board. All times are in seconds on the same clock."""
+    """A board. All times are in seconds on the clock of ``time.monotonic``."""
 
     mac: str
     began: float
@@ -62,6 +70,10 @@ class Board:
     """The configured subnet, if the board's address is outside it."""
     refused: str = ""
     """Why the NFS server refused the board."""
+    contact: float = 0.0
+    """When the NFS server last received data from the board."""
+    contact_before: float = -math.inf
+    """The same time for the board's previous boot."""
 
     def reach(self, state: str, now: float) -> None:
         """Record the time of an event, and change the board's state if ``state`` is a later stage."""
@@ -70,12 +82,15 @@ class Board:
             self.state = state
 
     def advice(self, now: float) -> str:
-        """Return the reason why the board does not boot, and the fix.
+        """Return the reason why the board does not boot or does not respond, and the fix.
 
-        The text is empty if the board has booted or may still boot.
+        The text is empty if the board has booted and responds, or may still boot.
         """
         if self.state in ("mounted", "up"):
-            return ""
+            if now - self.contact < STALLED_S:
+                return ""
+            since = time.strftime("%H:%M", time.localtime(self.contact + _EPOCH))
+            return f"the NFS server has received nothing from it since {since}: check its power and its cable"
         if self.refused:
             return self.refused
         if self.outside:
@@ -142,8 +157,9 @@ class Boards:
             self._of_firmware.add(found["xid"])
             return None
         if found := _DHCP.search(line):
-            asking = self._asked(found["mac"], found["kind"], found["ip"] or "", now)
-            asking.by_firmware |= found["xid"] in self._of_firmware
+            by_firmware = found["xid"] in self._of_firmware
+            asking = self._asked(found["mac"], found["kind"], found["ip"] or "", now, by_firmware=by_firmware)
+            asking.by_firmware |= by_firmware
             return asking
         if found := _REFUSED.search(line):
             return self._refused(found["cause"], found["ip"], now)
@@ -156,18 +172,25 @@ class Boards:
                 return board
         return None
 
-    def mounted(self, addresses: Collection[str], now: float) -> list[Board]:
-        """Record the addresses of the NFS server's clients; return the boards that have newly mounted the tree.
+    def mounted(self, idle: Mapping[str, float], now: float) -> list[Board]:
+        """Record the NFS server's clients; return the boards that have newly mounted the tree.
 
-        If a router assigns addresses, a board with the firmware on a card is not detected until it connects to the NFS
+        ``idle`` contains, for each client's address, the seconds since the server last received data from it. If a
+        router assigns addresses, a board with the firmware on a card is not detected until it connects to the NFS
         server.
         """
-        for address in addresses:
-            self._at(address, now)
+        for address, seconds in idle.items():
+            if board := self._at(address, now):
+                board.contact = max(board.contact, now - seconds)
+        # The connection of a board that was switched off stays open for hours, even if the board boots again. Times of
+        # the same data differ slightly, and a board needs more than 5 s to boot.
         new = [
             board
             for board in self
-            if board.address in addresses and board.state in ("address", "files") and not board.refused
+            if board.address in idle
+            and board.contact > board.contact_before + 5
+            and board.state in ("address", "files")
+            and not board.refused
         ]
         for board in new:
             board.reach("mounted", now)
@@ -180,12 +203,18 @@ class Boards:
         mac = self._mac_of(address)
         return self._asked(mac, "", address, now) if mac else None
 
-    def _asked(self, mac: str, kind: str, address: str, now: float) -> Board:
+    def _asked(self, mac: str, kind: str, address: str, now: float, *, by_firmware: bool = False) -> Board:
         board = self._by_mac.setdefault(mac, Board(mac, now, now))
-        # The firmware, the initramfs and the system each request an address, so only the first request after a long
-        # silence indicates a new boot. If a router assigns the addresses, dnsmasq logs the firmware's requests as PXE.
-        if kind in ("DHCPDISCOVER", "PXE") and board.state == "up" and now - board.last > STALLED_S:
-            board = self._by_mac[mac] = Board(mac, now, now, board.address, board.serial, board.model)
+        # The firmware, the initramfs and the system each request an address, so only a request of the firmware or the
+        # first request after a long silence indicates a new boot. If a router assigns the addresses, dnsmasq logs the
+        # firmware's requests as PXE.
+        if kind in ("DHCPDISCOVER", "PXE") and (
+            (board.state == "up" and now - board.last > STALLED_S)
+            or (board.state == "mounted" and (by_firmware or kind == "PXE"))
+        ):
+            old = board
+            board = Board(mac, now, now, old.address, old.serial, old.model, contact_before=old.contact)
+            self._by_mac[mac] = board
         if kind in ("DHCPOFFER", "DHCPACK"):
             board.declined = kind == "DHCPOFFER"
         if address and kind != "DHCPNAK":

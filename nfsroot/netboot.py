@@ -334,11 +334,18 @@ def table(boards: Boards, now: float) -> Table:
     return made
 
 
-def clients_of(port: int) -> set[str]:
-    """Return the addresses of the clients that are connected to a TCP port on this machine."""
-    listed = process.run(["ss", "-Hnt", "state", "established", f"sport = :{port}"], limit_s=20).output
-    peers = (line.split()[-1].rpartition(":")[0] for line in listed.splitlines() if line.strip())
-    return {peer.strip("[]").removeprefix("::ffff:") for peer in peers}
+def clients_of(port: int) -> dict[str, float]:
+    """Return the addresses of the clients that are connected to a TCP port on this machine.
+
+    For each address, the value is the number of seconds since data was last received from it.
+    """
+    listed = process.run(["ss", "-HntiO", "state", "established", f"sport = :{port}"], limit_s=20).output
+    idle: dict[str, float] = {}
+    for line in filter(str.strip, listed.splitlines()):
+        peer = line.split()[3].rpartition(":")[0].strip("[]").removeprefix("::ffff:")
+        found = re.search(r" lastrcv:(\d+)", line)  # in milliseconds; omitted if 0
+        idle[peer] = min(idle.get(peer, math.inf), int(found[1]) / 1000 if found else 0.0)
+    return idle
 
 
 def neighbour(address: str) -> str:

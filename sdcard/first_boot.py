@@ -60,6 +60,16 @@ def require_complete(sd: SdConfig) -> None:
         raise ConfigError(["sd.wifi_name, sd.wifi_country: expected both for a wireless network, or neither"])
 
 
+def login_warnings(sd: SdConfig) -> tuple[str, ...]:
+    """Return a warning if the settings allow nobody to log in."""
+    if sd.user and (sd.ssh_keys or sd.password_hash):
+        return ()
+    return (
+        "nobody can log in to a board with this card, unless Raspberry Pi Imager adds a user: set sd.user, and "
+        "sd.ssh_keys or sd.password_hash",
+    )
+
+
 def user_data(sd: SdConfig, hostname: str) -> str:
     """Return the content of ``user-data``: cloud-config as JSON, which is also valid YAML.
 

@@ -258,7 +258,7 @@ def _make(
             "extract_sha256": extracted.sha256,
             "mapped_size": sum(item.size for item in blocks.ranges),
         },
-        warnings=left_out_warnings(origin),
+        warnings=(*left_out_warnings(origin), *first_boot.login_warnings(config.sd)),
     )
 
 

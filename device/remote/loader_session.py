@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -391,7 +391,7 @@ def session(
     lock = config.build_root / "remote" / "board.lock"
     ssh: access.SshAccess | None = None
     if address.kind in ("tree", "ssh"):
-        ssh = _access(config, address)
+        ssh = _access(config, target, address)
         sent = program.read_bytes()
         argv = ssh.command(["sh", "-c", _unpack(_SHARED, sent, limits)])
     elif address.kind == "adb":
@@ -473,17 +473,20 @@ def emulator(architecture: Architecture) -> list[str]:
     return [str(program), "-L", str(sysroot)]
 
 
-def _access(config: Config, address: Address) -> access.SshAccess:
+def _access(config: Config, target: Target, address: Address) -> access.SshAccess:
     user, host, port = access.parse_host(address.host)
     if address.kind == "ssh":
         return access.SshAccess(host=host, port=port, user=user)
+    if target.name != "local":  # the board booted the export for the target's architecture
+        config = replace(config, image=replace(config.image, architecture=target.architecture.debian))
     layout = Layout.of(config)
     if not layout.client_key.is_file():
         raise ArtefactMissing(
             f"there is no SSH key for {address}",
             expected=f"the exported tree's key, {layout.client_key}",
             found="no such file",
-            fix="run ./inv export-nfsroot, or use ssh://HOST for a board with its own system",
+            fix=f"run ./inv export-nfsroot --architecture={config.image.architecture}, or use ssh://HOST for a board "
+            "with its own system",
         )
     known_hosts = host_keys.pin(layout, config.build_root / "remote" / "known_hosts")
     return access.SshAccess(host=host, port=port, user=user, key=layout.client_key, known_hosts=known_hosts)

@@ -205,7 +205,8 @@ def device_of(config: Config, target: Target, name: str) -> Address:
             f"no board selected, and {target.title} has no default board",
             expected="--device with a name from remote.devices, or an address",
             found="no --device",
-            fix="pass, for example, --device tracker://HOST:9190/KEY; see docs/remote.md for how to set up a board",
+            fix="pass, for example, --device tree://root@HOST for a board that booted the exported tree, or --device "
+            "HOST:9090 for TVM's server; see docs/remote.md for how to set up a board",
         )
     address = resolve(name or target.default_device, config.remote.devices)
     if address.kind not in _LIMITED.get(target.name, FORM_OF):

@@ -290,6 +290,15 @@ Image.new("RGB", (40, 30), "red").save("moving.gif", save_all=True, append_image
 for name in ("turned.jpg", "deep.png", "moving.gif"):
     picture = classify.opened(Path(name))
     print(name, *picture.shape, picture.dtype, *picture[:, 5, 5].tolist())
+network = torchvision.models.mobilenet_v2(num_classes=3)
+for layer in network.modules():
+    if isinstance(layer, torch.nn.BatchNorm2d):
+        torch.nn.init.constant_(layer.bias, 4)  # many activations exceed the limit of ReLU6
+torch.save(network.state_dict(), "limited.pth")
+network, picture = ("mobilenet_v2", Path("limited.pth")), torch.rand(1, 3, 64, 64)
+exact, coarse = classify.loaded(*network), classify.in_int8(*network, [picture])
+with torch.inference_mode():
+    print("error in int8:", ((coarse(picture) - exact(picture)).norm() / exact(picture).norm()).item())
 """
 
 
@@ -301,7 +310,8 @@ def test_the_example_classifies_a_picture_in_float32_and_int8(
 ) -> None:
     """The example runs with random weights for 3 classes, and reports unsuitable weights and files.
 
-    It applies a photo's orientation, converts values of 16 bits, and uses the first frame of an animation.
+    It applies a photo's orientation, converts values of 16 bits, and uses the first frame of an animation. The int8
+    network limits activations as the float32 network does.
     """
     assert built.manifest("companions").facts["wheels"]
     done = run_in(
@@ -322,6 +332,8 @@ def test_the_example_classifies_a_picture_in_float32_and_int8(
     assert "deep.png 3 30 40 torch.uint8 128 128 128" in lines
     assert "moving.gif 3 30 40 torch.uint8 255 0 0" in lines
     assert any(line.startswith("weights.pth cannot be read as a picture: ") for line in lines)
+    (error,) = (float(line.removeprefix("error in int8:")) for line in lines if line.startswith("error in int8:"))
+    assert error < 0.1
 
 
 @pytest.mark.expensive

@@ -171,7 +171,7 @@ def test_a_board_that_fetches_files_and_mounts_is_shown_with_its_state(exported:
             client = f"import socket, time; s = socket.create_connection(({PC!r}, 12049)); time.sleep(60)"
             mounting = subprocess.Popen(["ip", "netns", "exec", namespace, sys.executable, "-c", client])
             try:
-                assert wait_for(lambda board: board.state == "mounted").advice(1e6) == ""
+                assert wait_for(lambda board: board.state == "mounted").advice(0.0) == ""
             finally:
                 mounting.kill()
                 mounting.wait()

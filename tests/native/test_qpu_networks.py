@@ -123,6 +123,16 @@ def test_gradient_clipping_runs_on_the_qpus() -> None:
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
+def test_clipping_many_gradients_runs_on_the_qpus() -> None:
+    parameters = [nn.Parameter(torch.zeros(2, device="qpu")) for _ in range(300)]
+    for p in parameters:
+        p.grad = torch.ones(2, device="qpu")
+    torch_qpu.reset_counters()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    assert torch_qpu.fallbacks() == {}
+    assert norm.item() == pytest.approx(600**0.5, rel=1e-5)
+
+
 def test_dropout_mask_matches_the_cpu() -> None:
     results = []
     for device in ("cpu", "qpu"):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
+import time
 
 import pytest
 
 from nfsroot.boards import STALLED_S, Board, Boards
+from nfsroot.netboot import clients_of
 
 SUBNET = ipaddress.IPv4Network("192.168.77.0/24")
 MAC = "b8:27:eb:12:34:56"
@@ -44,9 +47,9 @@ def test_boot_proceeds_from_address_to_mounted_root() -> None:
     for name in ("config.txt", "bcm2710-rpi-3-b-plus.dtb", "vmlinuz"):
         assert boards.record(sent(name), 5.0) is board
     assert (board.state, board.file, board.model) == ("files", "vmlinuz", "3-b-plus")
-    assert boards.mounted({"192.168.77.51"}, 6.0) == []
-    assert boards.mounted({"192.168.77.50"}, 6.0) == [board]
-    assert boards.mounted({"192.168.77.50"}, 7.0) == [], "a mount must be reported only once"
+    assert boards.mounted({"192.168.77.51": 0.0}, 6.0) == []
+    assert boards.mounted({"192.168.77.50": 0.0}, 6.0) == [board]
+    assert boards.mounted({"192.168.77.50": 0.0}, 7.0) == [], "a mount must be reported only once"
     boards.record(ASKS, 8.0)
     assert board.state == "mounted", "the initramfs requests an address again, which must not change the state"
 
@@ -102,7 +105,34 @@ def test_stalled_board_gets_advice(lines: list[str], advice: str) -> None:
     assert board.advice(board.last + STALLED_S - 1) == ""
     assert advice in board.advice(board.last + STALLED_S)
     board.reach("mounted", 10.0)
+    board.contact = 1000.0
     assert board.advice(1000.0) == ""
+
+
+@pytest.mark.parametrize("state", ["mounted", "up"])
+def test_a_board_that_was_switched_off_gets_advice(state: str) -> None:
+    boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
+    board = the_only(boards)
+    boards.mounted({"192.168.77.50": 0.0}, 10.0)
+    board.reach(state, 11.0)
+    boards.mounted({"192.168.77.50": 9 + STALLED_S}, 20.0 + STALLED_S)
+    assert board.advice(10.0 + STALLED_S) == "", "an idle board renews its lease every 40 s"
+    assert "has received nothing from it since" in board.advice(11.0 + STALLED_S)
+    boards.mounted({"192.168.77.50": 0.0}, 300.0)
+    assert board.advice(301.0) == ""
+
+
+@pytest.mark.parametrize("asks", [[FIRMWARE, ASKS], [OF_PROXY]], ids=["alone", "with a router"])
+def test_a_firmware_request_of_a_mounted_board_is_a_boot(asks: list[str]) -> None:
+    """The server still has a connection of the previous boot, on which it receives nothing."""
+    boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
+    boards.mounted({"192.168.77.50": 0.0}, 10.0)
+    for line in asks:
+        boards.record(line, 30.0)
+    board = the_only(boards)
+    assert (board.state, board.began) == ("address", 30.0)
+    assert boards.mounted({"192.168.77.50": 21.0}, 31.0) == []
+    assert boards.mounted({"192.168.77.50": 1.0}, 40.0) == [board]
 
 
 @pytest.mark.parametrize(
@@ -115,11 +145,11 @@ def test_stalled_board_gets_advice(lines: list[str], advice: str) -> None:
 def test_reason_of_an_nfs_refusal_is_shown(cause: str, fix: str) -> None:
     boards = recorded(HAS_ADDRESS, sent("vmlinuz"))
     board = the_only(boards)
-    assert boards.mounted({"192.168.77.50"}, 4.0) == [board], "a refused board is connected for a moment"
+    assert boards.mounted({"192.168.77.50": 0.0}, 4.0) == [board], "a refused board is connected for a moment"
     line = f"nfs4_export_check_access :NFS4 :INFO :{cause} allowed on Export_Id 1 /x y for client ::ffff:192.168.77.50"
     assert boards.record(line, 5.0) is board
     assert fix in board.advice(6.0)
-    assert boards.mounted({"192.168.77.50"}, 7.0) == []
+    assert boards.mounted({"192.168.77.50": 0.0}, 7.0) == []
 
 
 def test_an_address_outside_the_subnet_is_reported_at_once() -> None:
@@ -137,8 +167,8 @@ def test_address_behind_a_router_comes_from_the_first_file() -> None:
 
 def test_a_board_with_a_card_appears_when_it_mounts() -> None:
     boards = recorded(mac=MAC)
-    assert [board.mac for board in boards.mounted({"192.168.77.50"}, 1.0)] == [MAC]
-    assert list(recorded().mounted({"127.0.0.1"}, 1.0)) == [], "the loopback address is not a board's"
+    assert [board.mac for board in boards.mounted({"192.168.77.50": 0.0}, 1.0)] == [MAC]
+    assert list(recorded().mounted({"127.0.0.1": 0.0}, 1.0)) == [], "the loopback address is not a board's"
 
 
 @pytest.mark.parametrize("asks", [ASKS, OF_PROXY], ids=["alone", "with a router"])
@@ -151,6 +181,26 @@ def test_new_request_of_a_running_board_is_a_restart(asks: str) -> None:
     boards.record(asks, 32.0 + 2 * STALLED_S)
     again = the_only(boards)
     assert (again.state, again.began, again.address) == ("address", 32.0 + 2 * STALLED_S, "192.168.77.50")
+
+
+def test_a_board_may_connect_before_its_requests_are_read() -> None:
+    boards = Boards(lambda _address: MAC, SUBNET)
+    boards.record(sent("vmlinuz"), 5.0)
+    assert boards.mounted({"192.168.77.50": 3.0}, 6.0) == [the_only(boards)]
+
+
+def test_clients_have_the_time_since_their_last_data() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert clients_of(port) == {}
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0]:
+            for pause in (1.0, 0.0):
+                began = time.monotonic()
+                client.send(b"x")
+                time.sleep(pause)
+                ((address, seconds),) = clients_of(port).items()
+                assert address == "127.0.0.1"
+                assert pause - 0.1 < seconds <= time.monotonic() - began + 0.1
 
 
 @pytest.mark.parametrize("line", ["", "dnsmasq[7]: started, version 2.90", "dnsmasq-tftp[7]: TFTP root is /x"])

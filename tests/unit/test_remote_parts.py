@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from exports import exported_in
 from remote_kernels import RIGHT, write
 from wheel_parts import make_wheel
 
@@ -43,6 +44,19 @@ from toolchain.files import sha256_of
 from wheels.index import running_index, wheels_in
 
 REMOTE = Path(faults.__file__).parent
+
+
+@pytest.mark.parametrize(("target", "architecture"), [("aarch64", "arm64"), ("opencl", "arm64"), ("armv7", "armhf")])
+def test_login_key_is_of_the_export_for_the_target(tmp_path: Path, target: str, architecture: str) -> None:
+    for name in ("armhf", "arm64"):
+        exported_in(tmp_path / name)
+    folder = tmp_path / "build" / f"trixie-{architecture}"
+    folder.mkdir(parents=True)
+    for path in (tmp_path / architecture).iterdir():
+        path.rename(folder / path.name)
+    config = load_config({"build": {"folder": str(tmp_path / "build")}})
+    found = loader_session._access(config, targets.load(target), parse("tree://root@127.0.0.1"))
+    assert found.key == folder / "nfsroot.files" / "id_ed25519"
 
 
 @pytest.mark.parametrize(

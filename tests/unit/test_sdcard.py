@@ -220,6 +220,19 @@ def test_without_settings_nobody_can_log_in() -> None:
     assert settings() == {"hostname": "board", "manage_etc_hosts": True, "users": [], "ssh_pwauth": False}
 
 
+@pytest.mark.parametrize(
+    ("given", "can_log_in"),
+    [
+        ({}, False),
+        ({"user": "ada"}, False),
+        ({"user": "ada", "ssh_keys": [KEY]}, True),
+        ({"user": "ada", "password_hash": HASH}, True),
+    ],
+)
+def test_a_card_without_a_login_is_a_warning(given: dict[str, object], can_log_in: bool) -> None:
+    assert bool(first_boot.login_warnings(load_config({"sd": given}).sd)) is not can_log_in
+
+
 def test_a_user_with_a_key_has_no_password() -> None:
     made = settings(user="ada", ssh_keys=[KEY], locale="en_GB.UTF-8")
     (user,) = made["users"]

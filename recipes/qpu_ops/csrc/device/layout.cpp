@@ -53,7 +53,8 @@ bool cat(Call& call) {
   const std::int64_t inner = elements_after(out), row = inner * out.size(dim);
   if (row > std::numeric_limits<int>::max()) return false;
   const auto rows = static_cast<std::size_t>(out.numel() / row);
-  if (!learning::has_small_table(rows * parts.size(), out.nbytes())) return false;
+  // With a single row, there is only one run per tensor.
+  if (rows > 1 && !learning::has_small_table(rows * parts.size(), out.nbytes())) return false;
   std::vector<learning::Run> runs;
   std::int64_t before = 0;
   for (Tensor& t : parts) {

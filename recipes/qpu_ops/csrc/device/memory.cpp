@@ -222,7 +222,7 @@ class Pool {
                       mib(allocated_) + " of " + mib(reserved_) + " reserved by the device; " +
                       why +
                       ". Free tensors, use smaller batches, or give the GPU more memory "
-                      "(gpu_mem in /boot/config.txt)");
+                      "(gpu_mem in config.txt)");
   }
 
   void add(std::unique_ptr<Segment> segment) {
