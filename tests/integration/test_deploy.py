@@ -107,6 +107,19 @@ def test_manifest_of_the_tree_records_the_wheel_of_a_layer(tmp_path: Path) -> No
 
 
 @root_only
+@pytest.mark.parametrize("name", ["libqpu.so.1.0", "libqpu.so.1"])
+def test_boards_link_with_a_temporary_name_is_not_followed(tmp_path: Path, name: str) -> None:
+    """A board writes to the tree as root, so it can create links to files of this PC."""
+    layout = exported_tree(tmp_path, {"opt/pitorch/lib/other": ""})
+    theirs = tmp_path / "file of the PC"
+    theirs.write_text("secret")
+    (layout.tree / f"opt/pitorch/lib/.{name}.{os.getpid()}.part").symlink_to(theirs)
+    deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
+    assert theirs.read_text() == "secret"
+    assert (layout.tree / "opt/pitorch/lib/libqpu.so.1").read_text() == "library 2"
+
+
+@root_only
 def test_second_deployment_changes_nothing(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     made = layer(tmp_path / "libqpu.tar", LIBRARY)
