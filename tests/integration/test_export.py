@@ -1173,6 +1173,14 @@ def test_a_shared_tree_is_read_only_for_each_kind_of_server(
         ]
 
 
+def test_non_ascii_paths_are_not_escaped_in_the_exports_file(bootable: Path, tmp_path: Path) -> None:
+    """exports(5): an escape is three octal digits, which is one byte."""
+    final = Layout(tmp_path / "größe – 日本😀" / "nfsroot")
+    write_boot_files(load_config({"nfs": {"address": "192.168.77.1"}}), final, bootable, tmp_path / "aside")
+    line = (tmp_path / "aside/nfsroot.files/exports").read_text().splitlines()[-1]
+    assert line.startswith(f"{tmp_path}/größe\\040–\\040日本😀/nfsroot/tree 192.168.77.0/24(")
+
+
 def test_blanks_in_the_path_are_escaped_with_a_warning(bootable: Path, tmp_path: Path) -> None:
     final = Layout(tmp_path / "two words" / "nfsroot")
     config = load_config({"nfs": {"address": "192.168.77.1"}})
