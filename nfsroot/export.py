@@ -390,16 +390,22 @@ def _aside(final: Layout) -> Iterator[Path]:
                 found="a folder without a marker",
                 fix="remove that folder",
             )
-        require_unmounted(aside, "removed")
-        remove(aside)
+        _remove_aside(aside)
     aside.mkdir(mode=0o700)
     try:
         (aside / MARKER).touch()
         yield aside
     finally:
-        # The user may mount something in the tree at any time, and mounted files must not be deleted.
-        require_unmounted(aside, "removed")
-        remove(aside)
+        _remove_aside(aside)
+
+
+def _remove_aside(aside: Path) -> None:
+    # The user may mount something in the tree at any time, and mounted files must not be deleted.
+    require_unmounted(aside, "removed")
+    for path in aside.iterdir():
+        if path.name != MARKER:  # removed last, so that the next export recognises the folder after an interruption
+            remove(path)
+    remove(aside)
 
 
 def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifest) -> None:

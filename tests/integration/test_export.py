@@ -35,7 +35,7 @@ from waiting import eventually
 from engine.connect import connect, engine_lost
 from nfsroot import boot_files, serve, unpack
 from nfsroot.boot_files import boot_parts, write_boot_files
-from nfsroot.export import export, print_result
+from nfsroot.export import _aside, export, print_result
 from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
 from nfsroot.rendering import render
 from nfsroot.tree import TreeHash, follow, inside
@@ -545,7 +545,7 @@ def test_two_exports_of_a_tree_exclude_each_other(config: Config, tmp_path: Path
 RUN = """
 import sys
 from pathlib import Path
-from nfsroot.export import export, print_result
+from nfsroot.export import _aside, export, print_result
 from toolchain.config import load_config
 export(load_config({"image": {"name": sys.argv[1]}}), destination=Path(sys.argv[2]))
 """
@@ -601,6 +601,29 @@ def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Pa
     assert require_export(layout).facts["image_id"] == before.manifest.facts["image_id"]
     assert not layout.aside.exists()
     export(config, destination=layout.place)
+
+
+def test_an_interrupted_removal_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order in which a folder's entries are removed depends on the file system."""
+    layout = Layout(tmp_path / "nfsroot")
+    unlink = os.unlink
+
+    def interrupt(path: str, *, dir_fd: int | None = None) -> None:
+        if Path(path).name == "file of the old tree":
+            raise KeyboardInterrupt
+        unlink(path, dir_fd=dir_fd)
+
+    layout.aside.mkdir()
+    (layout.aside / MARKER).touch()
+    (layout.aside / "tree").mkdir()
+    (layout.aside / "tree" / "file of the old tree").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", interrupt)
+        with pytest.raises(KeyboardInterrupt), _aside(layout):
+            raise AssertionError("the removal was not interrupted")
+    with _aside(layout):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs_engine_and_root
