@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import files
+from toolchain import files, process
 from toolchain.errors import AccessDenied, ArtefactMissing, UserError
 
 ALIAS = "pitorch-board"
@@ -102,6 +102,12 @@ def pin(host_keys: Path, destination: Path, more: Sequence[str] = ()) -> Path:
         )
     files.write_text_atomically(destination, "".join(f"{ALIAS} {key}\n" for key in dict.fromkeys([*keys, *more])))
     return destination
+
+
+def require_readable(key: Path, again: str) -> None:
+    """Raise RootNeeded if this user may not read a login key. ``again`` is the command that root must run."""
+    if key.exists() and not os.access(key, os.R_OK, effective_ids=True):
+        process.require_root(f"to read the login key {key}", again)
 
 
 def diagnose(access: SshAccess, output: str) -> UserError | None:

@@ -485,5 +485,6 @@ def _access(config: Config, address: Address) -> access.SshAccess:
             found="no such file",
             fix="run ./inv export-nfsroot, or use ssh://HOST for a board with its own system",
         )
+    access.require_readable(layout.client_key, f"./inv profile-remote --device={address}")
     known_hosts = host_keys.pin(layout, config.build_root / "remote" / "known_hosts")
     return access.SshAccess(host=host, port=port, user=user, key=layout.client_key, known_hosts=known_hosts)

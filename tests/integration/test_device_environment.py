@@ -17,6 +17,8 @@ from labgrid.strategy import StrategyError
 
 from device import labgrid_environment, suite
 from device.labgrid_environment import RemoteBoard
+from device.remote import loader_session
+from device.remote.address import parse
 from device.strategy import BoardStrategy, Status, cause_of
 from device.suite_result import Paths
 from nfsroot import access
@@ -72,6 +74,25 @@ def test_real_board_is_not_booted(config: Config) -> None:
     strategy.transition("booted")
     assert strategy.status is Status.booted, "states without a driver need no action"
     strategy.abandon()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become an ordinary user")
+def test_ordinary_user_cannot_use_the_key_of_the_export() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = exported_in(Path(folder))
+        Layout.of(made).client_key.chmod(0o600)
+        for place in (Path(folder), made.build_root):
+            place.mkdir(exist_ok=True)
+            place.chmod(0o777)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(RootNeeded, match="read the login key") as caught:
+                environment(made, host="root@127.0.0.1:1")
+            assert caught.value.fix == "sudo ./inv test-on-pi --host=root@127.0.0.1:1"
+            with pytest.raises(RootNeeded, match="read the login key"):
+                loader_session._access(made, parse("tree://root@127.0.0.1:1"))
+        finally:
+            os.seteuid(0)
 
 
 @pytest.mark.parametrize(("boots", "limit_s"), [(True, 1200.0), (False, labgrid_environment.LOGIN_LIMIT_S)])
