@@ -269,6 +269,17 @@ def test_board_without_enough_memory_is_reported(board: LoaderSession, library: 
     assert board.array(numpy.zeros(10, numpy.int16)) >= 0
 
 
+def test_board_without_memory_for_a_library_is_reported_early(board: LoaderSession, tmp_path: Path) -> None:
+    """The library must not be interpreted as requests, whose answers would fill the pipe until the session ends."""
+    large = tmp_path / "large.so"
+    large.write_bytes((b"x" * 40 + b"\n") * 8_000_000)
+    resource.prlimit(board._process.pid, resource.RLIMIT_AS, (1 << 28, 1 << 28))
+    began = time.monotonic()
+    with pytest.raises(UserError, match="emulator does not have enough memory"):
+        board.load(large, "-")
+    assert time.monotonic() - began < 30
+
+
 SENT, KEPT = "sent, and kept on the board", "kept on the board"
 
 
