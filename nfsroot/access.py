@@ -157,5 +157,5 @@ def _quoted(path: Path) -> str:
             found=str(path),
             fix="set nfs.folder and build.folder to folders without ${ in their paths",
         )
-    text = str(path).replace("%", "%%")
-    return f'"{text}"' if set(text) & set(" '") else text
+    escaped = re.sub(r'(["\\])', r"\\\1", str(path).replace("%", "%%"))
+    return f'"{escaped}"'

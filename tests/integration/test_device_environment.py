@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -117,8 +118,9 @@ def test_host_key_of_a_new_board_is_accepted_at_login(config: Config) -> None:
     assert Path(ssh.known_hosts).read_text() == f"{access.ALIAS} {HOST_KEY}\n{access.ALIAS} ssh-ed25519 AAAAC3Nz\n"
 
 
-def test_ssh_expands_no_percent_sign_in_paths(tmp_path: Path) -> None:
-    made = environment(exported_in(tmp_path / "100%zip"), host="root@127.0.0.1:1")
+@pytest.mark.parametrize("name", ["100%zip", "o'brien", 'a"b', "a\\\\b"])
+def test_ssh_does_not_interpret_characters_in_paths(tmp_path: Path, name: str) -> None:
+    made = environment(exported_in(tmp_path / name), host="root@127.0.0.1:1")
     ssh = made.get_target("main").get_driver("PinnedSSHDriver", activate=False)
     ssh.connection_timeout = 0.0
     with pytest.raises(BoardSilent) as caught:
@@ -259,6 +261,9 @@ def test_ssh_options_pin_the_key_and_disable_prompts() -> None:
     assert "StrictHostKeyChecking=yes" in words
     assert 'UserKnownHostsFile="/o\'brien/known"' in words
     assert 'IdentityFile="/50%% k"' in words
+    words = access.SshAccess(host="pi", key=Path(r'/a"b\c\\d')).options()
+    found = subprocess.run(["ssh", "-G", *words, "pi"], check=True, capture_output=True, text=True).stdout
+    assert r'identityfile /a"b\c\\d' in found.splitlines()
     assert "BatchMode=yes" in words
     assert "UserKnownHostsFile" not in " ".join(access.SshAccess(host="pi").options())
 
