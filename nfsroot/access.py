@@ -69,7 +69,7 @@ class SshAccess:
 def parse_host(text: str) -> tuple[str, str, int]:
     """Parse ``[USER@]HOST[:PORT]`` (IPv6: ``[ADDRESS]:PORT``) into user (default root), host and port (default 22)."""
     found = re.fullmatch(
-        r"(?:(?P<user>[\w.][\w.-]*)@)?(?:\[(?P<six>[0-9A-Fa-f:%\w.]+)\]|(?P<host>[\w.][\w.-]*))(?::(?P<port>\d+))?",
+        r"(?:(?P<user>[\w.][\w.-]*)@)?(?:\[(?P<six>[0-9A-Fa-f:%\w.]+)\]|(?P<host>[\w.][\w.-]*))(?::(?P<port>\d{1,5}))?",
         text,
     )
     if found is None or not 0 < int(found["port"] or 22) < 65536:
@@ -77,7 +77,7 @@ def parse_host(text: str) -> tuple[str, str, int]:
             f"{text!r} is not a valid board address",
             expected="[USER@]HOST[:PORT], with an IPv6 address in brackets",
             found=repr(text),
-            fix="pass, for example, --host root@192.168.77.50",
+            fix="use an address such as root@192.168.77.50",
         )
     return found["user"] or "root", found["six"] or found["host"], int(found["port"] or 22)
 

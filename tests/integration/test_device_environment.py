@@ -217,10 +217,13 @@ def test_board_address_has_user_host_and_port(text: str, parts: tuple[str, str, 
     assert access.parse_host(text) == parts
 
 
-@pytest.mark.parametrize("text", ["", "@pi", "pi:0", "pi:70000", "pi:ssh", "a b", "-oProxyCommand=x", "pi@-oX"])
+@pytest.mark.parametrize(
+    "text", ["", "@pi", "pi:0", "pi:70000", f"pi:{'9' * 5000}", "pi:ssh", "a b", "-oProxyCommand=x", "pi@-oX"]
+)
 def test_invalid_board_address_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is not a valid board address"):
+    with pytest.raises(UserError, match="is not a valid board address") as caught:
         access.parse_host(text)
+    assert "--host" not in caught.value.fix, "the address may come from lab.boards or --device"
 
 
 def test_changed_host_key_is_an_untrusted_board() -> None:
