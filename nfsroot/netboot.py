@@ -191,7 +191,7 @@ def _running_dnsmasq(
         tftp = place / "tftp"
         configuration = place / "dnsmasq.conf"
         with files.room_for("the boot files", place):
-            shutil.copytree(layout.tftp, tftp)
+            shutil.copytree(layout.tftp, tftp, ignore=_dangling)
             for name, item in parts.firmware.items():
                 shutil.copyfile(item, tftp / name)
             # The settings may have changed since the export, so cmdline.txt and dnsmasq.conf are written again.
@@ -208,6 +208,11 @@ def _running_dnsmasq(
         stack.callback(process.end_group, child)
         _await_ready(lines)
         yield lines
+
+
+def _dangling(folder: str, names: list[str]) -> list[str]:
+    """Return the links that lead nowhere. copytree's own option for them does not support relative links."""
+    return [name for name in names if not Path(folder, name).exists()]
 
 
 def _read(log: IO[bytes], lines: queue.Queue[str | None]) -> None:
