@@ -278,6 +278,18 @@ def test_a_full_disk_is_reported(exported: Config, tmp_path: Path, monkeypatch: 
     assert str(small) in caught.value.expected
 
 
+def test_files_of_a_killed_netboot_are_removed(exported: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    stop.set()
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch).chmod(0o755)  # dnsmasq drops root privileges
+        monkeypatch.setattr(tempfile, "tempdir", scratch)
+        (Path(scratch) / ".pitorch-netboot.killed.scratch").mkdir()
+        with cable():
+            netboot.netboot(exported, alone=True, stop=stop)
+        assert list(Path(scratch).iterdir()) == []
+
+
 def test_links_in_the_folder_of_a_board_are_followed(exported: Config) -> None:
     folder = Layout.of(exported).tftp / "9ffefdef"
     folder.mkdir()
