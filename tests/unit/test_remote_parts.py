@@ -297,6 +297,14 @@ LISTED = (
 )
 
 
+def test_opencl_file_must_be_named_like_a_function(tmp_path: Path) -> None:
+    """The loader separates the words of a request with spaces."""
+    path = write(tmp_path, RIGHT).rename(tmp_path / "two words.py")
+    path.with_suffix(".cl").touch()
+    with pytest.raises(reporting.Fault, match=r"two words\.cl: 'two words' is not a valid name of a function"):
+        opencl.program(path, compiling.load(path, 0, target="opencl"))
+
+
 def test_states_of_phones_are_read() -> None:
     found = phone.states("* daemon started successfully\n" + LISTED)
     assert (found["AB12"], found["192.0.2.7:5555"], len(found)) == ("unauthorized", "device", 3)
