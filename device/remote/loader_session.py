@@ -353,6 +353,8 @@ class LoaderSession:
         if status == TIMED_OUT:
             return self._error("timed-out", "the kernel or model was still running")
         last = output.splitlines()[-1] if output else process.explain_exit(status)
+        if greeting and files.NO_ROOM.search(output):
+            return self._error("full", last)
         if greeting:
             unstartable = status in _UNSTARTABLE or _FOREIGN.search(output)
             return self._error("unstartable" if unstartable else "silent", last)

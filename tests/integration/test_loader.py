@@ -22,6 +22,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 from elftools.elf.segments import InterpSegment
+from registry_parts import small_disk
 from remote_kernels import CRASHING, PARALLEL, RIGHT, write
 
 from device.remote import eager, environment, loader_session, profiling, targets
@@ -35,6 +36,7 @@ from toolchain.errors import (
     BoardLost,
     BoardSilent,
     CommandFailed,
+    DiskFull,
     InUse,
     PlatformMismatch,
     ResultMismatch,
@@ -85,6 +87,23 @@ def test_a_session_without_a_reader_leaves_no_file(tmp_path: Path, sent: float) 
         os.close(writer)
         shell.communicate(program[: int(len(program) * sent)], timeout=60)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_of_a_board_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script in place of ssh runs the board's commands on this PC."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with small_disk(tmp_path / "full", "64k") as full:
+        monkeypatch.setattr(loader_session, "_SHARED", str(full))
+        with (
+            pytest.raises(DiskFull, match="ssh://pi has no space for the loader") as caught,
+            loader_session.session(config(), targets.load("local"), parse("ssh://pi")),
+        ):
+            raise AssertionError("a session without a loader")
+        assert list(full.iterdir()) == []
+    assert "No space left on device" in caught.value.found
 
 
 @pytest.mark.parametrize(
