@@ -304,7 +304,10 @@ class LoaderSession:
                 break  # reading the answer then reports the reason
 
     def _answer(self, limit_s: float, *, greeting: bool = False) -> str:
-        line = self._line(time.monotonic() + limit_s, greeting=greeting)
+        deadline = time.monotonic() + limit_s
+        line = self._line(deadline, greeting=greeting)
+        while greeting and not line.startswith(("ok ", "error ")):  # a message of the board's login shell
+            line = self._line(deadline, greeting=greeting)
         state, _, rest = line.partition(" ")
         if state == "ok":
             return rest

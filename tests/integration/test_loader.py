@@ -89,12 +89,21 @@ def test_a_session_without_a_reader_leaves_no_file(tmp_path: Path, sent: float) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_full_disk_of_a_board_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script in place of ssh runs the board's commands on this PC."""
+@pytest.fixture
+def local_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a script in place of ssh that prints a message, as a login shell may, and runs the command on this PC."""
     ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\necho Welcome\nexec sh -c "$last"\n')
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+def test_message_of_a_login_shell_is_ignored(local_ssh: None, library: Path) -> None:
+    with loader_session.session(config(), targets.load("local"), parse("ssh://pi")) as session:
+        assert session.load(library, "-") == "plain C"
+
+
+def test_full_disk_of_a_board_is_reported(local_ssh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small_disk(tmp_path / "full", "64k") as full:
         monkeypatch.setattr(loader_session, "_SHARED", str(full))
         with (
