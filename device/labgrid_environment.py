@@ -202,5 +202,5 @@ def _addresses(host: str) -> list[str]:
     """Return the IPv4 addresses of a host, or an empty list if only ssh's configuration defines the name."""
     try:
         return sorted({str(item[4][0]) for item in socket.getaddrinfo(host, None, socket.AF_INET)})
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: a name that DNS does not allow
         return []

@@ -10,6 +10,7 @@ import pytest
 from remote_kernels import RIGHT, write
 from wheel_parts import make_wheel
 
+from device import labgrid_environment
 from device.remote import (
     comparing,
     compiling,
@@ -20,6 +21,7 @@ from device.remote import (
     phone,
     profiling,
     reporting,
+    rpc_worker,
     targets,
 )
 from device.remote.address import Address, parse, resolve
@@ -295,6 +297,14 @@ LISTED = (
     "List of devices attached\nAB12\tunauthorized\n192.0.2.7:5555\tdevice\n"
     "CD34\tno permissions (missing udev rules?); see [http://developer.android.com/tools/device.html]\n\n"
 )
+
+
+@pytest.mark.parametrize("host", ["pi..lan", f"{'a' * 64}.lan"])
+def test_host_name_that_dns_does_not_allow_is_silent(host: str) -> None:
+    with pytest.raises(reporting.Fault) as caught:
+        rpc_worker._require_answer(host, 9090)
+    assert caught.value.kind == "silent"
+    assert labgrid_environment._addresses(host) == []
 
 
 def test_opencl_file_must_be_named_like_a_function(tmp_path: Path) -> None:
