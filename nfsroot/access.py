@@ -63,7 +63,8 @@ class SshAccess:
         return [*words, "--", shlex.join(remote)] if remote else words
 
     def __str__(self) -> str:
-        return f"{self.user}@{self.host}" + (f":{self.port}" if self.port != 22 else "")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.user}@{host}" + (f":{self.port}" if self.port != 22 else "")
 
 
 def parse_host(text: str) -> tuple[str, str, int]:

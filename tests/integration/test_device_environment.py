@@ -217,6 +217,12 @@ def test_board_address_has_user_host_and_port(text: str, parts: tuple[str, str, 
     assert access.parse_host(text) == parts
 
 
+@pytest.mark.parametrize("text", ["root@pi", "pi@pi:2222", "root@[fe80::1]", "root@[fe80::1]:2222"])
+def test_messages_contain_the_address_as_it_was_given(text: str) -> None:
+    user, host, port = access.parse_host(text)
+    assert str(access.SshAccess(user=user, host=host, port=port)) == text
+
+
 @pytest.mark.parametrize(
     "text", ["", "@pi", "pi:0", "pi:70000", f"pi:{'9' * 5000}", "pi:ssh", "a b", "-oProxyCommand=x", "pi@-oX"]
 )
