@@ -295,10 +295,10 @@ def locked(final: Layout) -> Iterator[None]:
     Raises InUse if an export or a server uses the tree, or UserError if the folder is not writable.
     """
     exported = InUse(
-        f"another run is exporting {final.tree}",
+        f"another export or deployment is writing to {final.tree}",
         expected=f"no lock on {final.lock}",
         found="a lock",
-        fix="wait until the other export has finished, or stop it",
+        fix="wait until the other run ends, or stop it",
     )
     served = InUse(
         f"{final.tree} is being served over NFS",

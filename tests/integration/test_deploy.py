@@ -21,6 +21,7 @@ from waiting import eventually
 
 from device import deploy
 from flow import main_job
+from nfsroot import export
 from nfsroot.layout import Layout
 from nfsroot.tree import TreeHash
 from toolchain import files
@@ -117,6 +118,12 @@ def test_boards_link_with_a_temporary_name_is_not_followed(tmp_path: Path, name:
     deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
     assert theirs.read_text() == "secret"
     assert (layout.tree / "opt/pitorch/lib/libqpu.so.1").read_text() == "library 2"
+
+
+def test_export_during_a_deployment_is_refused(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    with deploy._locked(layout), pytest.raises(InUse, match="another export or deployment"), export.locked(layout):
+        raise AssertionError("two runs hold the lock")
 
 
 @root_only

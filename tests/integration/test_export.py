@@ -536,7 +536,7 @@ def test_two_exports_of_a_tree_exclude_each_other(config: Config, tmp_path: Path
     layout = Layout(tmp_path / "nfsroot")
     with layout.lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(InUse, match="another run") as caught:
+        with pytest.raises(InUse, match="another export") as caught:
             export(config, destination=layout.place)
     assert caught.value.exit_code == 29
     export(config, destination=layout.place)
