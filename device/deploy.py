@@ -324,7 +324,10 @@ def _stage(tree: Path, layer: Artefact, cleanup: contextlib.ExitStack) -> dict[s
                 )
             staged = destination.with_name(f".{destination.name}.{os.getpid()}.part")
             cleanup.callback(files.remove, staged)
-            files.remove(staged)  # the board may have created a link with this name
+            # Remove the files of killed deployments, and links that the board may have created with such a name.
+            for old in list(destination.parent.iterdir()):
+                if re.fullmatch(rf"\.{re.escape(destination.name)}\.\d+\.part", old.name):
+                    files.remove(old)
             if member.issym():
                 item = _Item(destination, staged, stat.S_IFLNK, member.linkname)
                 if not _is_installed(item):

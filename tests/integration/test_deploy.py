@@ -120,6 +120,14 @@ def test_boards_link_with_a_temporary_name_is_not_followed(tmp_path: Path, name:
     assert (layout.tree / "opt/pitorch/lib/libqpu.so.1").read_text() == "library 2"
 
 
+@root_only
+def test_temporary_files_of_a_killed_deployment_are_removed(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"opt/pitorch/lib/.libqpu.so.1.0.1.part": "part", f"{SITE}/.a[1].py.1.part": ""})
+    made = layer(tmp_path / "made.tar", {**LIBRARY, f"{SITE}/a[1].py": "new"})
+    deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
+    assert list(layout.tree.rglob("*.part")) == []
+
+
 def test_export_during_a_deployment_is_refused(tmp_path: Path) -> None:
     layout = exported_tree(tmp_path, {"etc/x": "y"})
     with deploy._locked(layout), pytest.raises(InUse, match="another export or deployment"), export.locked(layout):
