@@ -182,6 +182,7 @@ class LoaderSession:
         self._limit_s = session_limit_s
         self._queue_limit_s = 0.0
         self._received = b""
+        self._message = ""
         self._crash = "crashed"
         self.model = ""
         """The model name in the board's device tree; empty if there is none."""
@@ -307,6 +308,7 @@ class LoaderSession:
         deadline = time.monotonic() + limit_s
         line = self._line(deadline, greeting=greeting)
         while greeting and not line.startswith(("ok ", "error ")):  # a message of the board's login shell
+            self._message = line
             line = self._line(deadline, greeting=greeting)
         state, _, rest = line.partition(" ")
         if state == "ok":
@@ -360,7 +362,7 @@ class LoaderSession:
             return self._error("full", last)
         if greeting:
             unstartable = status in _UNSTARTABLE or _FOREIGN.search(output)
-            return self._error("unstartable" if unstartable else "silent", last)
+            return self._error("unstartable" if unstartable else "silent", last if output else self._message or last)
         # A shell reports a termination by a signal as 128 plus the signal's number.
         ended_by = -status if status < 0 else status - 128
         if ended_by in _CRASHES:

@@ -103,6 +103,18 @@ def test_message_of_a_login_shell_is_ignored(local_ssh: None, library: Path) -> 
         assert session.load(library, "-") == "plain C"
 
 
+def test_message_of_a_refusing_login_shell_is_reported(local_ssh: None, tmp_path: Path) -> None:
+    """A login shell such as nologin writes its message to the standard output."""
+    with (tmp_path / "ssh").open("w") as script:
+        script.write("#!/bin/sh\necho This account is currently not available.\nexit 1\n")
+    with (
+        pytest.raises(BoardSilent) as caught,
+        loader_session.session(config(), targets.load("local"), parse("ssh://pi")),
+    ):
+        raise AssertionError("a session without a loader")
+    assert caught.value.found == "This account is currently not available."
+
+
 def test_full_disk_of_a_board_is_reported(local_ssh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with small_disk(tmp_path / "full", "64k") as full:
         monkeypatch.setattr(loader_session, "_SHARED", str(full))
