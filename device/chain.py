@@ -6,13 +6,13 @@ import hashlib
 import posixpath
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from device.record import Record
 from nfsroot.layout import Layout
-from nfsroot.tree import inside
+from nfsroot.tree import follow, inside
 from toolchain import checkout, files
 from toolchain.config import Config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing
@@ -50,6 +50,13 @@ def check(
     def equal(name: str, expected: str, found: str, *, severity: str = "error") -> None:
         link(name, expected, found, holds=expected == found, severity=severity)
 
+    def equal_in_tree(name: str, hash_of: Callable[[Path, str], str], what: str, found: str) -> None:
+        try:
+            if expected := hash_of(tree, what):
+                equal(name, expected, found)
+        except PermissionError:
+            link(name, f"the hash of a file in {tree}, which only root may read", found, holds=None)
+
     if export is not None:
         for name, origin in (
             ("the image was built from the same commit as the tests", image_source(export, steps)),
@@ -74,17 +81,9 @@ def check(
             link(f"the tree contains the {title} that was built last", layer.sha256, found, holds=holds)
     libqpu = record.facts.get("libqpu", {})
     if libqpu:
-        in_tree = tree / str(libqpu["path"]).lstrip("/")
-        name = "the board loads the tree's libqpu"
-        try:
-            expected = files.sha256_of(in_tree) if in_tree.is_file() else f"the hash of {in_tree}, which does not exist"
-        except PermissionError:
-            link(name, f"the hash of {in_tree}, which only root may read", libqpu["sha256"], holds=None)
-        else:
-            equal(name, expected, libqpu["sha256"])
+        equal_in_tree("the board loads the tree's libqpu", _library_in_tree, libqpu["path"], libqpu["sha256"])
     for name, digest in record.facts.get("records", {}).items():
-        if found := _record_in_tree(tree, name):
-            equal(f"the board imports the tree's {name}", found, digest)
+        equal_in_tree(f"the board imports the tree's {name}", _record_in_tree, name, digest)
     if checksums:
         listed = hashlib.sha256(checksums.encode()).hexdigest()
         equal("the board reads the files that the run deployed", listed, record.deployed_sha256)
@@ -92,7 +91,8 @@ def check(
     if " nfs" in root:
         # A different path causes only a warning, because a server may export the tree under another path. The tree's
         # contents are compared above.
-        path = root.split()[0].partition(":")[2]
+        path = "/" + root.split()[0].partition(":/")[2]
+        path = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)  # see proc(5), mounts
         equal("the board's root is the exported tree", str(tree), path, severity="warning")
     return checked
 
@@ -177,6 +177,11 @@ def _different_paths(tree: Path, layer: Path) -> list[str]:
             if not same:
                 different.append(f"/{path}")
     return different
+
+
+def _library_in_tree(tree: Path, path: str) -> str:
+    place = follow(tree, path)
+    return files.sha256_of(place) if place.is_file() else f"the hash of {place}, which does not exist"
 
 
 def _record_in_tree(tree: Path, name: str) -> str:

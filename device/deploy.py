@@ -324,6 +324,10 @@ def _stage(tree: Path, layer: Artefact, cleanup: contextlib.ExitStack) -> dict[s
                 )
             staged = destination.with_name(f".{destination.name}.{os.getpid()}.part")
             cleanup.callback(files.remove, staged)
+            # Remove the files of killed deployments, and links that the board may have created with such a name.
+            for old in list(destination.parent.iterdir()):
+                if re.fullmatch(rf"\.{re.escape(destination.name)}\.\d+\.part", old.name):
+                    files.remove(old)
             if member.issym():
                 item = _Item(destination, staged, stat.S_IFLNK, member.linkname)
                 if not _is_installed(item):
@@ -364,11 +368,11 @@ def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, staged: Path) -> st
     if source is None:
         raise ValueError(f"{member.name} is a regular file without content")
     digest = hashlib.sha256()
-    with source, staged.open("wb") as sink:
+    with source, staged.open("xb") as sink:
         while block := source.read(1 << 20):
             digest.update(block)
             sink.write(block)
-    staged.chmod(member.mode & 0o7777)
+        os.fchmod(sink.fileno(), member.mode & 0o7777)
     return digest.hexdigest()
 
 

@@ -99,8 +99,9 @@ def prepare(
 
     If the virtual machine enters the tree from a bare system, that system is also exported.
 
-    Raises ArtefactMissing if there is no exported tree, and RootNeeded if the tree must be served and the user is not
-    root. Also raises any exception that the export of the bare system raises.
+    Raises ArtefactMissing if there is no exported tree. Raises RootNeeded if the user is not root and the tree must be
+    served, or if the user may not read the login key. Also raises any exception that the export of the bare system
+    raises.
     """
     command = "./inv test-on-pi" + (f" --host={host}" if host else "") + (" --chroot" if chroot else "")
     if host is None and place is None:
@@ -133,6 +134,7 @@ def prepare(
     limit_s = config.device.boot_timeout_s
     login: dict[str, Any] = {"connection_timeout": limit_s if boots else min(limit_s, LOGIN_LIMIT_S)}
     if host is None or not chroot:
+        access.require_readable(booted.client_key, command)
         known_hosts = host_keys.pin(booted, paths.folder / "known_hosts")
         login |= {"key": str(booted.client_key), "known_hosts": str(known_hosts), "export": str(booted.place)}
     server = {"log": str(paths.folder / "nfs-server.log"), "events": events}
@@ -200,5 +202,5 @@ def _addresses(host: str) -> list[str]:
     """Return the IPv4 addresses of a host, or an empty list if only ssh's configuration defines the name."""
     try:
         return sorted({str(item[4][0]) for item in socket.getaddrinfo(host, None, socket.AF_INET)})
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: a name that DNS does not allow
         return []

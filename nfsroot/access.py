@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from toolchain import files
+from toolchain import files, process
 from toolchain.errors import AccessDenied, ArtefactMissing, UserError
 
 ALIAS = "pitorch-board"
@@ -63,13 +63,14 @@ class SshAccess:
         return [*words, "--", shlex.join(remote)] if remote else words
 
     def __str__(self) -> str:
-        return f"{self.user}@{self.host}" + (f":{self.port}" if self.port != 22 else "")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.user}@{host}" + (f":{self.port}" if self.port != 22 else "")
 
 
 def parse_host(text: str) -> tuple[str, str, int]:
     """Parse ``[USER@]HOST[:PORT]`` (IPv6: ``[ADDRESS]:PORT``) into user (default root), host and port (default 22)."""
     found = re.fullmatch(
-        r"(?:(?P<user>[\w.][\w.-]*)@)?(?:\[(?P<six>[0-9A-Fa-f:%\w.]+)\]|(?P<host>[\w.][\w.-]*))(?::(?P<port>\d+))?",
+        r"(?:(?P<user>[\w.][\w.-]*)@)?(?:\[(?P<six>[0-9A-Fa-f:%\w.]+)\]|(?P<host>[\w.][\w.-]*))(?::(?P<port>\d{1,5}))?",
         text,
     )
     if found is None or not 0 < int(found["port"] or 22) < 65536:
@@ -77,7 +78,7 @@ def parse_host(text: str) -> tuple[str, str, int]:
             f"{text!r} is not a valid board address",
             expected="[USER@]HOST[:PORT], with an IPv6 address in brackets",
             found=repr(text),
-            fix="pass, for example, --host root@192.168.77.50",
+            fix="use an address such as root@192.168.77.50",
         )
     return found["user"] or "root", found["six"] or found["host"], int(found["port"] or 22)
 
@@ -102,6 +103,12 @@ def pin(host_keys: Path, destination: Path, more: Sequence[str] = ()) -> Path:
         )
     files.write_text_atomically(destination, "".join(f"{ALIAS} {key}\n" for key in dict.fromkeys([*keys, *more])))
     return destination
+
+
+def require_readable(key: Path, again: str) -> None:
+    """Raise RootNeeded if this user may not read a login key. ``again`` is the command that root must run."""
+    if key.exists() and not os.access(key, os.R_OK, effective_ids=True):
+        process.require_root(f"to read the login key {key}", again)
 
 
 def diagnose(access: SshAccess, output: str) -> UserError | None:
@@ -151,5 +158,5 @@ def _quoted(path: Path) -> str:
             found=str(path),
             fix="set nfs.folder and build.folder to folders without ${ in their paths",
         )
-    text = str(path).replace("%", "%%")
-    return f'"{text}"' if set(text) & set(" '") else text
+    escaped = re.sub(r'(["\\])', r"\\\1", str(path).replace("%", "%%"))
+    return f'"{escaped}"'

@@ -285,10 +285,9 @@ def _swap(tree: Audit) -> None:
         tree.link(place, "/dev/null")
         tree.note("swap", place, "swaps to a file, which NFS does not support", "masked")
     for path in ("/var/swap", "/swapfile"):
-        if tree.has(path):
-            size = inside(tree.root, path).lstat().st_size
+        if tree.has(path) and not stat.S_ISDIR((status := inside(tree.root, path).lstat()).st_mode):
             tree.remove(path)
-            tree.note("swap", path, f"a swap file of {size} bytes", "removed")
+            tree.note("swap", path, f"a swap file of {status.st_size} bytes", "removed")
 
 
 def _network(tree: Audit) -> None:

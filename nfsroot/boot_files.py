@@ -307,4 +307,4 @@ def lease_range(
 
 def _exports_path(path: str) -> str:
     """Return a path in the format of exports(5), with octal escapes for spaces, quotes and similar characters."""
-    return "".join(char if re.match(r"[\w/.,:+@=-]", char) else f"\\{ord(char):03o}" for char in path)
+    return re.sub(r"[^\w/.,:+@=\x80-\U0010ffff-]", lambda char: f"\\{ord(char[0]):03o}", path)

@@ -295,10 +295,10 @@ def locked(final: Layout) -> Iterator[None]:
     Raises InUse if an export or a server uses the tree, or UserError if the folder is not writable.
     """
     exported = InUse(
-        f"another run is exporting {final.tree}",
+        f"another export or deployment is writing to {final.tree}",
         expected=f"no lock on {final.lock}",
         found="a lock",
-        fix="wait until the other export has finished, or stop it",
+        fix="wait until the other run ends, or stop it",
     )
     served = InUse(
         f"{final.tree} is being served over NFS",
@@ -390,16 +390,22 @@ def _aside(final: Layout) -> Iterator[Path]:
                 found="a folder without a marker",
                 fix="remove that folder",
             )
-        require_unmounted(aside, "removed")
-        remove(aside)
+        _remove_aside(aside)
     aside.mkdir(mode=0o700)
     try:
         (aside / MARKER).touch()
         yield aside
     finally:
-        # The user may mount something in the tree at any time, and mounted files must not be deleted.
-        require_unmounted(aside, "removed")
-        remove(aside)
+        _remove_aside(aside)
+
+
+def _remove_aside(aside: Path) -> None:
+    # The user may mount something in the tree at any time, and mounted files must not be deleted.
+    require_unmounted(aside, "removed")
+    for path in aside.iterdir():
+        if path.name != MARKER:  # removed last, so that the next export recognises the folder after an interruption
+            remove(path)
+    remove(aside)
 
 
 def _swap_in(final: Layout, tree: Path | None, metadata: Path, manifest: Manifest) -> None:

@@ -17,7 +17,6 @@ import re
 import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from nfsroot.access import parse_host
 from nfsroot.boards import STALLED_S, Board, Boards
 from nfsroot.boot_files import BootParts, boot_parts, current_command_line, dnsmasq_configuration
 from nfsroot.layout import Layout, require_export
-from nfsroot.serve import NfsServer, serving_boards
+from nfsroot.serve import NfsServer, scratch_folder, serving_boards
 from nfsroot.tree import follow
 from toolchain import board_events, files, lab_boards, ports, process, process_identity, progress
 from toolchain.addresses import own_addresses, server_address, subnet_of
@@ -185,13 +184,13 @@ def _running_dnsmasq(
 ) -> Iterator[queue.Queue[str | None]]:
     """Run dnsmasq; yield a queue of its log lines, in which None marks the end."""
     program = process.require_program("dnsmasq", "to serve DHCP and TFTP")
-    with tempfile.TemporaryDirectory(prefix="pitorch-netboot.") as scratch, contextlib.ExitStack() as stack:
-        place = Path(scratch)
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(scratch_folder("pitorch-netboot"))
         place.chmod(0o755)
         tftp = place / "tftp"
         configuration = place / "dnsmasq.conf"
         with files.room_for("the boot files", place):
-            shutil.copytree(layout.tftp, tftp)
+            shutil.copytree(layout.tftp, tftp, ignore=_dangling)
             for name, item in parts.firmware.items():
                 shutil.copyfile(item, tftp / name)
             # The settings may have changed since the export, so cmdline.txt and dnsmasq.conf are written again.
@@ -208,6 +207,11 @@ def _running_dnsmasq(
         stack.callback(process.end_group, child)
         _await_ready(lines)
         yield lines
+
+
+def _dangling(folder: str, names: list[str]) -> list[str]:
+    """Return the links that lead nowhere. copytree's own option for them does not support relative links."""
+    return [name for name in names if not Path(folder, name).exists()]
 
 
 def _read(log: IO[bytes], lines: queue.Queue[str | None]) -> None:

@@ -175,7 +175,7 @@ def running_server(
     with contextlib.ExitStack() as stack:
         for item in folders:
             stack.enter_context(_locked_for_serving(item))
-        scratch = stack.enter_context(_scratch())
+        scratch = stack.enter_context(scratch_folder(_SCRATCH))
         (scratch / "recovery").mkdir()
         log = log or scratch / "ganesha.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -238,12 +238,12 @@ def served_folders(config: Config, layout: Layout) -> dict[Path, bool]:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    """Create a folder for the server's files, and remove the folders of killed servers."""
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """Create a temporary folder for a server's files, and remove the folders of killed servers with this ``prefix``."""
     top = Path(tempfile.gettempdir()).resolve()
     # Do not clear other users' folders, because they may contain arbitrary links.
-    leftovers.clear((path for path in top.glob(f".{_SCRATCH}.*.scratch") if _is_own(path)), top)
-    with files.scratch_folder(top, _SCRATCH) as folder:
+    leftovers.clear((path for path in top.glob(f".{prefix}.*.scratch") if _is_own(path)), top)
+    with files.scratch_folder(top, prefix) as folder:
         yield folder
 
 

@@ -13,6 +13,7 @@ module are not included, so an image has the same hash on every machine.
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import hashlib
 import os
 import stat
@@ -198,7 +199,7 @@ def inside(root: Path, path: str) -> Path:
         if waiting and here.is_symlink():
             followed += 1
             if followed > _SYMLINK_LIMIT:
-                raise OSError(f"{path}: too many levels of symbolic links in {root}")
+                raise _loop(root, path)
             target = PurePosixPath(os.readlink(here))
             if target.is_absolute():
                 resolved = []
@@ -217,7 +218,11 @@ def follow(root: Path, path: str) -> Path:
         target = os.readlink(found)
         parent = "/" + str(found.parent.relative_to(root))
         path = target if target.startswith("/") else f"{parent}/{target}"
-    raise OSError(f"{path}: too many levels of symbolic links in {root}")
+    raise _loop(root, path)
+
+
+def _loop(root: Path, path: str) -> OSError:
+    return OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(root / path.lstrip("/")))
 
 
 def file_in(root: Path, path: str | Path) -> Path | None:

@@ -136,11 +136,12 @@ class Coordinator:
             self._call("CancelReservation", token=token)
 
     def client(self, *words: str) -> process.Completed:
-        """Run labgrid-client. Raises CommandFailed with the program's output."""
+        """Run labgrid-client, and return its standard output. Raises CommandFailed with the program's messages."""
         return process.run(
             [program("labgrid-client"), "-x", self.address, *words],
             env=client_environment(self.address),
             limit_s=120,
+            merge_stderr=False,
         )
 
     def responds(self) -> bool:

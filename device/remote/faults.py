@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from toolchain.errors import AccessDenied, BoardLost, BoardSilent, CommandFailed, InUse, PlatformMismatch, UserError
+from toolchain.errors import (
+    AccessDenied,
+    BoardLost,
+    BoardSilent,
+    CommandFailed,
+    DiskFull,
+    InUse,
+    PlatformMismatch,
+    UserError,
+)
 
 TABLE: Mapping[str, tuple[type[UserError], str, str, str]] = {
     "unknown": (
@@ -85,6 +94,12 @@ TABLE: Mapping[str, tuple[type[UserError], str, str, str]] = {
         "the loader does not run on {where}",
         "a board with the target's architecture and C library; for OpenCL on a phone, 64-bit Android 10 or later",
         "choose the --target that matches the board",
+    ),
+    "full": (
+        DiskFull,
+        "{where} has no space for the loader",
+        "free space for a temporary file on the board",
+        "on the board, free some space in /tmp (on a phone: in /data/local/tmp)",
     ),
     "linker": (
         CommandFailed,

@@ -182,6 +182,7 @@ class LoaderSession:
         self._limit_s = session_limit_s
         self._queue_limit_s = 0.0
         self._received = b""
+        self._message = ""
         self._crash = "crashed"
         self.model = ""
         """The model name in the board's device tree; empty if there is none."""
@@ -304,7 +305,11 @@ class LoaderSession:
                 break  # reading the answer then reports the reason
 
     def _answer(self, limit_s: float, *, greeting: bool = False) -> str:
-        line = self._line(time.monotonic() + limit_s, greeting=greeting)
+        deadline = time.monotonic() + limit_s
+        line = self._line(deadline, greeting=greeting)
+        while greeting and not line.startswith(("ok ", "error ")):  # a message of the board's login shell
+            self._message = line
+            line = self._line(deadline, greeting=greeting)
         state, _, rest = line.partition(" ")
         if state == "ok":
             return rest
@@ -353,9 +358,11 @@ class LoaderSession:
         if status == TIMED_OUT:
             return self._error("timed-out", "the kernel or model was still running")
         last = output.splitlines()[-1] if output else process.explain_exit(status)
+        if greeting and files.NO_ROOM.search(output):
+            return self._error("full", last)
         if greeting:
             unstartable = status in _UNSTARTABLE or _FOREIGN.search(output)
-            return self._error("unstartable" if unstartable else "silent", last)
+            return self._error("unstartable" if unstartable else "silent", last if output else self._message or last)
         # A shell reports a termination by a signal as 128 plus the signal's number.
         ended_by = -status if status < 0 else status - 128
         if ended_by in _CRASHES:
@@ -488,5 +495,6 @@ def _access(config: Config, target: Target, address: Address) -> access.SshAcces
             fix=f"run ./inv export-nfsroot --architecture={config.image.architecture}, or use ssh://HOST for a board "
             "with its own system",
         )
+    access.require_readable(layout.client_key, f"./inv profile-remote --device={address}")
     known_hosts = host_keys.pin(layout, config.build_root / "remote" / "known_hosts")
     return access.SshAccess(host=host, port=port, user=user, key=layout.client_key, known_hosts=known_hosts)

@@ -87,6 +87,8 @@ def program(path: Path, kernel: Kernel) -> Program:
             f"{path.stem} is not an OpenCL kernel: there is no {source.name} next to {path.name}, and {path.name} does "
             "not define opencl_module",
         )
+    if not re.fullmatch(r"[A-Za-z_]\w*", path.stem, re.ASCII):
+        raise Fault("kernel", f"{source.name}: {path.stem!r} is not a valid name of a function, so rename both files")
     if not hasattr(kernel.source, "launch"):
         raise Fault("kernel", f"{path} does not define launch, so it is not an OpenCL kernel")
     returned = kernel.launch()

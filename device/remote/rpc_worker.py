@@ -126,8 +126,8 @@ def _require_answer(host: str, port: int) -> None:
     try:
         with socket.create_connection((host, port), timeout=CONNECT_LIMIT_S / 2):
             pass
-    except OSError as fault:
-        raise Fault("silent", f"{fault.strerror or fault}") from fault
+    except (OSError, UnicodeError) as fault:  # UnicodeError: a name that DNS does not allow
+        raise Fault("silent", getattr(fault, "strerror", None) or str(fault)) from fault
 
 
 def _require_known(rpc: Any, host: str, port: int, key: str) -> None:

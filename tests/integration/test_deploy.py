@@ -21,6 +21,7 @@ from waiting import eventually
 
 from device import deploy
 from flow import main_job
+from nfsroot import export
 from nfsroot.layout import Layout
 from nfsroot.tree import TreeHash
 from toolchain import files
@@ -104,6 +105,33 @@ def test_manifest_of_the_tree_records_the_wheel_of_a_layer(tmp_path: Path) -> No
         "libqpu.tar": None,
         "qpu-ops-site.tar": {"name": wheel.name, "size": 5, "sha256": made.sha256},
     }
+
+
+@root_only
+@pytest.mark.parametrize("name", ["libqpu.so.1.0", "libqpu.so.1"])
+def test_boards_link_with_a_temporary_name_is_not_followed(tmp_path: Path, name: str) -> None:
+    """A board writes to the tree as root, so it can create links to files of this PC."""
+    layout = exported_tree(tmp_path, {"opt/pitorch/lib/other": ""})
+    theirs = tmp_path / "file of the PC"
+    theirs.write_text("secret")
+    (layout.tree / f"opt/pitorch/lib/.{name}.{os.getpid()}.part").symlink_to(theirs)
+    deploy.put(layout, [layer(tmp_path / "libqpu.tar", LIBRARY)], owned_prefixes=["/opt/pitorch"])
+    assert theirs.read_text() == "secret"
+    assert (layout.tree / "opt/pitorch/lib/libqpu.so.1").read_text() == "library 2"
+
+
+@root_only
+def test_temporary_files_of_a_killed_deployment_are_removed(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"opt/pitorch/lib/.libqpu.so.1.0.1.part": "part", f"{SITE}/.a[1].py.1.part": ""})
+    made = layer(tmp_path / "made.tar", {**LIBRARY, f"{SITE}/a[1].py": "new"})
+    deploy.put(layout, [made], owned_prefixes=["/opt/pitorch"])
+    assert list(layout.tree.rglob("*.part")) == []
+
+
+def test_export_during_a_deployment_is_refused(tmp_path: Path) -> None:
+    layout = exported_tree(tmp_path, {"etc/x": "y"})
+    with deploy._locked(layout), pytest.raises(InUse, match="another export or deployment"), export.locked(layout):
+        raise AssertionError("two runs hold the lock")
 
 
 @root_only

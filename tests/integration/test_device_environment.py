@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from labgrid.strategy import StrategyError
 
 from device import labgrid_environment, suite
 from device.labgrid_environment import RemoteBoard
+from device.remote import loader_session
+from device.remote.address import parse
 from device.strategy import BoardStrategy, Status, cause_of
 from device.suite_result import Paths
 from nfsroot import access
@@ -74,6 +77,25 @@ def test_real_board_is_not_booted(config: Config) -> None:
     strategy.abandon()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become an ordinary user")
+def test_ordinary_user_cannot_use_the_key_of_the_export() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = exported_in(Path(folder))
+        Layout.of(made).client_key.chmod(0o600)
+        for place in (Path(folder), made.build_root):
+            place.mkdir(exist_ok=True)
+            place.chmod(0o777)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(RootNeeded, match="read the login key") as caught:
+                environment(made, host="root@127.0.0.1:1")
+            assert caught.value.fix == "sudo ./inv test-on-pi --host=root@127.0.0.1:1"
+            with pytest.raises(RootNeeded, match="read the login key"):
+                loader_session._access(made, parse("tree://root@127.0.0.1:1"))
+        finally:
+            os.seteuid(0)
+
+
 @pytest.mark.parametrize(("boots", "limit_s"), [(True, 1200.0), (False, labgrid_environment.LOGIN_LIMIT_S)])
 def test_board_that_boots_may_use_the_whole_boot_timeout(config: Config, boots: bool, limit_s: float) -> None:
     slow = replace(config, device=replace(config.device, boot_timeout_s=1200.0))
@@ -96,8 +118,9 @@ def test_host_key_of_a_new_board_is_accepted_at_login(config: Config) -> None:
     assert Path(ssh.known_hosts).read_text() == f"{access.ALIAS} {HOST_KEY}\n{access.ALIAS} ssh-ed25519 AAAAC3Nz\n"
 
 
-def test_ssh_expands_no_percent_sign_in_paths(tmp_path: Path) -> None:
-    made = environment(exported_in(tmp_path / "100%zip"), host="root@127.0.0.1:1")
+@pytest.mark.parametrize("name", ["100%zip", "o'brien", 'a"b', "a\\\\b"])
+def test_ssh_does_not_interpret_characters_in_paths(tmp_path: Path, name: str) -> None:
+    made = environment(exported_in(tmp_path / name), host="root@127.0.0.1:1")
     ssh = made.get_target("main").get_driver("PinnedSSHDriver", activate=False)
     ssh.connection_timeout = 0.0
     with pytest.raises(BoardSilent) as caught:
@@ -194,10 +217,19 @@ def test_board_address_has_user_host_and_port(text: str, parts: tuple[str, str, 
     assert access.parse_host(text) == parts
 
 
-@pytest.mark.parametrize("text", ["", "@pi", "pi:0", "pi:70000", "pi:ssh", "a b", "-oProxyCommand=x", "pi@-oX"])
+@pytest.mark.parametrize("text", ["root@pi", "pi@pi:2222", "root@[fe80::1]", "root@[fe80::1]:2222"])
+def test_messages_contain_the_address_as_it_was_given(text: str) -> None:
+    user, host, port = access.parse_host(text)
+    assert str(access.SshAccess(user=user, host=host, port=port)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "@pi", "pi:0", "pi:70000", f"pi:{'9' * 5000}", "pi:ssh", "a b", "-oProxyCommand=x", "pi@-oX"]
+)
 def test_invalid_board_address_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is not a valid board address"):
+    with pytest.raises(UserError, match="is not a valid board address") as caught:
         access.parse_host(text)
+    assert "--host" not in caught.value.fix, "the address may come from lab.boards or --device"
 
 
 def test_changed_host_key_is_an_untrusted_board() -> None:
@@ -238,6 +270,9 @@ def test_ssh_options_pin_the_key_and_disable_prompts() -> None:
     assert "StrictHostKeyChecking=yes" in words
     assert 'UserKnownHostsFile="/o\'brien/known"' in words
     assert 'IdentityFile="/50%% k"' in words
+    words = access.SshAccess(host="pi", key=Path(r'/a"b\c\\d')).options()
+    found = subprocess.run(["ssh", "-G", *words, "pi"], check=True, capture_output=True, text=True).stdout
+    assert r'identityfile /a"b\c\\d' in found.splitlines()
     assert "BatchMode=yes" in words
     assert "UserKnownHostsFile" not in " ".join(access.SshAccess(host="pi").options())
 

@@ -35,7 +35,7 @@ from waiting import eventually
 from engine.connect import connect, engine_lost
 from nfsroot import boot_files, serve, unpack
 from nfsroot.boot_files import boot_parts, write_boot_files
-from nfsroot.export import export, print_result
+from nfsroot.export import _aside, export, print_result
 from nfsroot.layout import Layout, identity_of, named_trees, require_export, write_marker
 from nfsroot.rendering import render
 from nfsroot.tree import TreeHash, follow, inside
@@ -52,6 +52,7 @@ from toolchain.errors import (
     PlatformMismatch,
     RootNeeded,
     UserError,
+    of_system,
 )
 from toolchain.files import MARKER
 
@@ -535,7 +536,7 @@ def test_two_exports_of_a_tree_exclude_each_other(config: Config, tmp_path: Path
     layout = Layout(tmp_path / "nfsroot")
     with layout.lock.open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(InUse, match="another run") as caught:
+        with pytest.raises(InUse, match="another export") as caught:
             export(config, destination=layout.place)
     assert caught.value.exit_code == 29
     export(config, destination=layout.place)
@@ -544,7 +545,7 @@ def test_two_exports_of_a_tree_exclude_each_other(config: Config, tmp_path: Path
 RUN = """
 import sys
 from pathlib import Path
-from nfsroot.export import export, print_result
+from nfsroot.export import _aside, export, print_result
 from toolchain.config import load_config
 export(load_config({"image": {"name": sys.argv[1]}}), destination=Path(sys.argv[2]))
 """
@@ -600,6 +601,29 @@ def test_an_export_killed_between_renames_is_undone(config: Config, tmp_path: Pa
     assert require_export(layout).facts["image_id"] == before.manifest.facts["image_id"]
     assert not layout.aside.exists()
     export(config, destination=layout.place)
+
+
+def test_an_interrupted_removal_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order in which a folder's entries are removed depends on the file system."""
+    layout = Layout(tmp_path / "nfsroot")
+    unlink = os.unlink
+
+    def interrupt(path: str, *, dir_fd: int | None = None) -> None:
+        if Path(path).name == "file of the old tree":
+            raise KeyboardInterrupt
+        unlink(path, dir_fd=dir_fd)
+
+    layout.aside.mkdir()
+    (layout.aside / MARKER).touch()
+    (layout.aside / "tree").mkdir()
+    (layout.aside / "tree" / "file of the old tree").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", interrupt)
+        with pytest.raises(KeyboardInterrupt), _aside(layout):
+            raise AssertionError("the removal was not interrupted")
+    with _aside(layout):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs_engine_and_root
@@ -895,11 +919,16 @@ def test_links_never_lead_out_of_the_tree(tmp_path: Path) -> None:
     assert inside(tmp_path, "up/passwd") == tmp_path / "etc/passwd"
     assert inside(tmp_path, "../../etc/passwd") == tmp_path / "etc/passwd"
     assert follow(tmp_path, "etc/passwd") == tmp_path / "etc/shadow"
+
+
+@pytest.mark.parametrize(("resolve", "path"), [(inside, "/loop/x"), (follow, "loop")])
+def test_a_loop_of_links_is_reported_with_its_path(
+    tmp_path: Path, resolve: Callable[[Path, str], Path], path: str
+) -> None:
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(OSError, match="too many levels of symbolic links"):
-        inside(tmp_path, "loop/x")
-    with pytest.raises(OSError, match="too many levels of symbolic links"):
-        follow(tmp_path, "loop")
+    with pytest.raises(OSError, match="Too many levels") as caught:
+        resolve(tmp_path, path)
+    assert str(of_system(caught.value)).startswith(f"{tmp_path}/")
 
 
 @pytest.mark.parametrize(
@@ -1165,6 +1194,14 @@ def test_a_shared_tree_is_read_only_for_each_kind_of_server(
             "Access_Type = RO",
             "Access_Type = RW",
         ]
+
+
+def test_non_ascii_paths_are_not_escaped_in_the_exports_file(bootable: Path, tmp_path: Path) -> None:
+    """exports(5): an escape is three octal digits, which is one byte."""
+    final = Layout(tmp_path / "größe – 日本😀" / "nfsroot")
+    write_boot_files(load_config({"nfs": {"address": "192.168.77.1"}}), final, bootable, tmp_path / "aside")
+    line = (tmp_path / "aside/nfsroot.files/exports").read_text().splitlines()[-1]
+    assert line.startswith(f"{tmp_path}/größe\\040–\\040日本😀/nfsroot/tree 192.168.77.0/24(")
 
 
 def test_blanks_in_the_path_are_escaped_with_a_warning(bootable: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 from elftools.elf.segments import InterpSegment
+from registry_parts import small_disk
 from remote_kernels import CRASHING, PARALLEL, RIGHT, write
 
 from device.remote import eager, environment, loader_session, profiling, targets
@@ -35,6 +36,7 @@ from toolchain.errors import (
     BoardLost,
     BoardSilent,
     CommandFailed,
+    DiskFull,
     InUse,
     PlatformMismatch,
     ResultMismatch,
@@ -85,6 +87,44 @@ def test_a_session_without_a_reader_leaves_no_file(tmp_path: Path, sent: float) 
         os.close(writer)
         shell.communicate(program[: int(len(program) * sent)], timeout=60)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def local_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a script in place of ssh that prints a message, as a login shell may, and runs the command on this PC."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\necho Welcome\nexec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+def test_message_of_a_login_shell_is_ignored(local_ssh: None, library: Path) -> None:
+    with loader_session.session(config(), targets.load("local"), parse("ssh://pi")) as session:
+        assert session.load(library, "-") == "plain C"
+
+
+def test_message_of_a_refusing_login_shell_is_reported(local_ssh: None, tmp_path: Path) -> None:
+    """A login shell such as nologin writes its message to the standard output."""
+    with (tmp_path / "ssh").open("w") as script:
+        script.write("#!/bin/sh\necho This account is currently not available.\nexit 1\n")
+    with (
+        pytest.raises(BoardSilent) as caught,
+        loader_session.session(config(), targets.load("local"), parse("ssh://pi")),
+    ):
+        raise AssertionError("a session without a loader")
+    assert caught.value.found == "This account is currently not available."
+
+
+def test_full_disk_of_a_board_is_reported(local_ssh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_disk(tmp_path / "full", "64k") as full:
+        monkeypatch.setattr(loader_session, "_SHARED", str(full))
+        with (
+            pytest.raises(DiskFull, match="ssh://pi has no space for the loader") as caught,
+            loader_session.session(config(), targets.load("local"), parse("ssh://pi")),
+        ):
+            raise AssertionError("a session without a loader")
+        assert list(full.iterdir()) == []
+    assert "No space left on device" in caught.value.found
 
 
 @pytest.mark.parametrize(
@@ -267,6 +307,17 @@ def test_board_without_enough_memory_is_reported(board: LoaderSession, library: 
     with pytest.raises(UserError, match="emulator does not have enough memory"):
         board._ask("array f 4 500000000")
     assert board.array(numpy.zeros(10, numpy.int16)) >= 0
+
+
+def test_board_without_memory_for_a_library_is_reported_early(board: LoaderSession, tmp_path: Path) -> None:
+    """The library must not be interpreted as requests, whose answers would fill the pipe until the session ends."""
+    large = tmp_path / "large.so"
+    large.write_bytes((b"x" * 40 + b"\n") * 8_000_000)
+    resource.prlimit(board._process.pid, resource.RLIMIT_AS, (1 << 28, 1 << 28))
+    began = time.monotonic()
+    with pytest.raises(UserError, match="emulator does not have enough memory"):
+        board.load(large, "-")
+    assert time.monotonic() - began < 30
 
 
 SENT, KEPT = "sent, and kept on the board", "kept on the board"

@@ -278,6 +278,30 @@ def test_a_full_disk_is_reported(exported: Config, tmp_path: Path, monkeypatch: 
     assert str(small) in caught.value.expected
 
 
+def test_files_of_a_killed_netboot_are_removed(exported: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    stop.set()
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch).chmod(0o755)  # dnsmasq drops root privileges
+        monkeypatch.setattr(tempfile, "tempdir", scratch)
+        (Path(scratch) / ".pitorch-netboot.killed.scratch").mkdir()
+        with cable():
+            netboot.netboot(exported, alone=True, stop=stop)
+        assert list(Path(scratch).iterdir()) == []
+
+
+def test_links_in_the_folder_of_a_board_are_followed(exported: Config) -> None:
+    folder = Layout.of(exported).tftp / "9ffefdef"
+    folder.mkdir()
+    (folder / "config.txt").symlink_to("../config.txt")
+    (folder / "vmlinuz").symlink_to("../vmlinuz")  # does not exist
+    with cable() as namespace:
+        ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")
+        with booting(exported, alone=False) as wait_for:
+            assert fetched(namespace, "9ffefdef/config.txt") == "arm_64bit=0\n"
+            assert wait_for(lambda board: board.file == "config.txt").serial == "9ffefdef"
+
+
 def test_an_export_is_required(exported: Config) -> None:
     Layout.of(exported).manifest.unlink()
     with pytest.raises(ArtefactMissing, match="export-nfsroot"):

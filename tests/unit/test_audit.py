@@ -170,6 +170,12 @@ def test_swap(tree: Path) -> None:
         assert (tree / "etc/systemd/system" / name).readlink() == Path("/dev/null")
     assert not (tree / "var/swap").exists()
     assert found(made, "swap")["/var/swap"][0] == "a swap file of 4096 bytes"
+
+
+def test_a_folder_with_the_name_of_a_swap_file_is_kept(tree: Path) -> None:
+    (tree / "var/swap/notes").mkdir(parents=True)
+    assert found(audit(tree, SETTINGS), "swap") == {}
+    assert (tree / "var/swap/notes").is_dir()
     quiet_afterwards(tree)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from device_parts import layer
+from test_flow import needs_root, public
 
 from device import evidence
 from device.chain import check
@@ -25,6 +26,8 @@ from toolchain import checkout
 from toolchain.config import load_config
 from toolchain.manifest import Artefact, Manifest
 from toolchain.steps import MANIFEST_SUFFIX, Made, Pipeline, Step, key_of
+
+__all__ = ["public"]
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 CLEAN = {"commit": COMMIT, "dirty": False}
@@ -216,6 +219,38 @@ def test_different_root_path_is_only_a_warning(chain: Chain) -> None:
     chain.facts["root"] = "nas:/volume1/pi / nfs4 rw 0 0"
     assert chain.broken() == []
     assert chain.broken("warning") == ["the board's root is the exported tree"]
+
+
+@pytest.mark.parametrize("folder", ["two words", "on:/disk"])
+def test_root_path_with_escaped_characters_is_the_tree(tmp_path: Path, folder: str) -> None:
+    chain = Chain(tmp_path / folder)
+    chain.facts["root"] = f"[fd00::1]:{str(chain.layout.tree).replace(' ', chr(92) + '040')} / nfs4 rw 0 0"
+    assert chain.broken("warning") == []
+
+
+def test_links_to_the_boards_library_stay_in_the_tree(chain: Chain) -> None:
+    prefix = chain.layout.tree / "opt/pitorch"
+    prefix.rename(chain.layout.tree / "srv")
+    prefix.symlink_to("/srv")
+    assert chain.broken() == []
+
+
+@needs_root
+def test_tree_that_only_root_may_read_is_unknown(public: Path) -> None:
+    chain = Chain(public)
+    chain.facts["records"] = {"torch": "0" * 64}
+    chain.layout.place.chmod(0o700)
+    os.seteuid(65534)
+    try:
+        links = chain.links()
+    finally:
+        os.seteuid(0)
+    assert {name for name, item in links.items() if item["holds"] is None} == {
+        LIBQPU_IN_TREE,
+        EXTENSION_IN_TREE,
+        "the board loads the tree's libqpu",
+        "the board imports the tree's torch",
+    }
 
 
 def test_link_of_a_deleted_layer_is_unknown(chain: Chain) -> None:

@@ -11,6 +11,7 @@ from exports import exported_in
 from remote_kernels import RIGHT, write
 from wheel_parts import make_wheel
 
+from device import labgrid_environment
 from device.remote import (
     comparing,
     compiling,
@@ -21,6 +22,7 @@ from device.remote import (
     phone,
     profiling,
     reporting,
+    rpc_worker,
     targets,
 )
 from device.remote.address import Address, parse, resolve
@@ -309,6 +311,22 @@ LISTED = (
     "List of devices attached\nAB12\tunauthorized\n192.0.2.7:5555\tdevice\n"
     "CD34\tno permissions (missing udev rules?); see [http://developer.android.com/tools/device.html]\n\n"
 )
+
+
+@pytest.mark.parametrize("host", ["pi..lan", f"{'a' * 64}.lan"])
+def test_host_name_that_dns_does_not_allow_is_silent(host: str) -> None:
+    with pytest.raises(reporting.Fault) as caught:
+        rpc_worker._require_answer(host, 9090)
+    assert caught.value.kind == "silent"
+    assert labgrid_environment._addresses(host) == []
+
+
+def test_opencl_file_must_be_named_like_a_function(tmp_path: Path) -> None:
+    """The loader separates the words of a request with spaces."""
+    path = write(tmp_path, RIGHT).rename(tmp_path / "two words.py")
+    path.with_suffix(".cl").touch()
+    with pytest.raises(reporting.Fault, match=r"two words\.cl: 'two words' is not a valid name of a function"):
+        opencl.program(path, compiling.load(path, 0, target="opencl"))
 
 
 def test_states_of_phones_are_read() -> None:

@@ -159,13 +159,18 @@ void complain(const char *kind, const std::string &text) {
   writeAll(line.data(), line.size());
 }
 
-// Reads the next line. A line that is too long is a fatal error, because the rest of the input cannot be interpreted.
+// An error after which the rest of the input cannot be interpreted.
+[[noreturn]] void complainAndExit(const char *kind, const std::string &text) {
+  complain(kind, text);
+  std::exit(1);
+}
+
+// Reads the next line. A line that is too long is a fatal error.
 std::string readRequest() {
   try {
     return readLine();
   } catch (const Failure &fault) {
-    complain(fault.kind, fault.what());
-    std::exit(1);
+    complainAndExit(fault.kind, fault.what());
   }
 }
 
@@ -434,8 +439,13 @@ class Session {
   }
 
   static std::vector<char> payload(std::size_t bytes) {
-    if (bytes > MAX_BYTES) throw Failure("protocol", "too many bytes for one request");
-    std::vector<char> content(bytes);
+    if (bytes > MAX_BYTES) complainAndExit("protocol", "too many bytes for one request");
+    std::vector<char> content;
+    try {
+      content.resize(bytes);
+    } catch (const std::bad_alloc &) {
+      complainAndExit("memory", "the board does not have enough memory for the content of the request");
+    }
     readAll(content.data(), bytes);
     return content;
   }
