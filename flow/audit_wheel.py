@@ -211,7 +211,7 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
 def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) -> Path:
     """Return the wheel's path; download the wheel if ``text`` is NAME==VERSION."""
     if text.endswith(".whl"):
-        path = (folder / text).resolve()
+        path = folder / text  # a link is not resolved, because the name of its target may differ
         if not path.is_file():
             raise SourceUnavailable(
                 f"there is no wheel at {path}",

@@ -107,12 +107,13 @@ def test_folders_without_a_slash_and_archives_are_accepted(tmp_path: Path) -> No
     assert Wanted.parse("here-1.0.tar.gz", folder=tmp_path).project == tmp_path / "here-1.0.tar.gz"
 
 
-@pytest.mark.parametrize("text", ["./nothing", "empty", "./notes.txt", "full/", "~nosuchuser/x"])
+@pytest.mark.parametrize("text", ["./nothing", "empty", "./notes.txt", "full/", "~nosuchuser/x", "./loop"])
 def test_paths_without_a_project_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "main.py").write_text("")
     (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(SourceUnavailable) as caught:
         Wanted.parse(text, folder=tmp_path)
     assert str(tmp_path) in caught.value.summary
@@ -652,12 +653,14 @@ def test_constraints_and_variables_reach_the_build(tmp_path: Path, monkeypatch: 
     [
         ({"constraints": ["none.txt"]}, "no constraints file at"),
         ({"constraints": ["."]}, "no constraints file at"),
+        ({"constraints": ["loop"]}, "no constraints file at"),
         ({"variables": ["NOT_SET_ANYWHERE"]}, "is not set"),
         ({"variables": ["a b=c"]}, "does not contain a valid variable name"),
         ({"variables": ["=c"]}, "does not contain a valid variable name"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: Path, given: dict[str, Sequence[str]], message: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(SourceUnavailable, match=message) as caught:
         options_of(tmp_path, **given)
     assert caught.value.fix

@@ -403,7 +403,16 @@ def test_both_parts_are_printed_in_80_columns() -> None:
 def test_a_project_is_not_a_wheel(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "setup.py").touch()
+    (tmp_path / "loop.whl").symlink_to("loop.whl")
     config = Config()
-    for text, message in (("./project", "is not a wheel"), ("absent.whl", "there is no wheel")):
+    refused = {"./project": "is not a wheel", "absent.whl": "there is no wheel", "loop.whl": "there is no wheel"}
+    for text, message in refused.items():
         with pytest.raises(SourceUnavailable, match=message):
             audit_wheel._wheel(config, text, tmp_path, tmp_path, tmp_path / "log")
+
+
+def test_a_link_to_a_wheel_keeps_its_name(tmp_path: Path) -> None:
+    (tmp_path / "0123abcd").touch()
+    (tmp_path / "thing-1.0-py3-none-any.whl").symlink_to("0123abcd")
+    found = audit_wheel._wheel(Config(), "./thing-1.0-py3-none-any.whl", tmp_path, tmp_path, tmp_path / "log")
+    assert found == tmp_path / "thing-1.0-py3-none-any.whl"
