@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import docker
-from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -185,10 +184,7 @@ def libraries_not_included(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         own = {Path(name).name for name in archive.namelist()}
         for _, content in wheels.elf_members(archive):
-            dynamic = ELFFile(content).get_section_by_name(".dynamic")
-            if isinstance(dynamic, DynamicSection):
-                # pyelftools names the attribute after the tag.
-                needed |= {str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")}
+            needed |= set(wheels.dynamic(ELFFile(content))[0])
     return sorted(name for name in needed - own if not name.startswith(_EVERYWHERE))
 
 

@@ -166,6 +166,7 @@ def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
         seen = (elf["e_machine"], elf.elfclass, elf.little_endian)
         fits = seen == (machine, bits, True)
         soft = fits and target.debian == "armhf" and not _is_hard_float(elf)
+        dynamic(elf)  # raises ELFError if the sections cannot be read
     except (ELFError, UnicodeDecodeError) as fault:
         found = str(fault) or "truncated file"
         raise WheelUnusable(f"{name} is not a readable ELF file", found=found, fix="build the wheel again") from fault

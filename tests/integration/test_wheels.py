@@ -192,9 +192,10 @@ def test_audit_distinguishes_float_abis_of_gcc(tmp_path: Path, abi: str, fits: b
             wheels.audit(wheel, ARMHF)
 
 
+@pytest.mark.parametrize("flags", [EABI5, HARD])
 @pytest.mark.parametrize("length", [4, 5, 16, 40, 60, 120])
-def test_truncated_elf_file_is_refused(tmp_path: Path, length: int) -> None:
-    whole = elf(EM_ARM, flags=EABI5, vfp_args=1)
+def test_truncated_elf_file_is_refused(tmp_path: Path, length: int, flags: int) -> None:
+    whole = elf(EM_ARM, flags=flags, vfp_args=1)
     assert len(whole) > 120
     with pytest.raises(WheelUnusable, match=r"a\.so is not a readable ELF file") as caught:
         wheels.audit(make_wheel(tmp_path, {"a.so": whole[:length]}), ARMHF)
