@@ -101,7 +101,7 @@ class Options:
     isolated: bool = True
     """Whether to install build requirements into an isolated environment instead of using the container's packages."""
     constraints: Sequence[str] = ()
-    """pip's constraints files, which also apply to build requirements, as paths on this PC or URLs."""
+    """The URLs of pip's constraints files, which also apply to build requirements."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The build's environment variables, which override all others."""
 
@@ -140,7 +140,8 @@ class Options:
             from_source=from_source,
             packages=packages,
             isolated=isolated,
-            constraints=paths,
+            # pip splits the variable PIP_CONSTRAINT at spaces, which a URL does not contain.
+            constraints=[path if "://" in path else Path(path).as_uri() for path in paths],
             environment=dict(_variable(text) for text in variables),
         )
 

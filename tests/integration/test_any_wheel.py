@@ -630,11 +630,11 @@ def test_log_is_named_after_the_package() -> None:
 
 
 def test_constraints_and_variables_reach_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "limits.txt").write_text("cython<3\n")
+    (tmp_path / "my limits.txt").write_text("cython<3\n")
     monkeypatch.setenv("TOKEN", "secret")
     address = "https://example.invalid/limits.txt"
     options = options_of(
-        tmp_path, constraints=["limits.txt", address], variables=["TOKEN", "CFLAGS=-O3 -DX=1", "EMPTY="]
+        tmp_path, constraints=["my limits.txt", address], variables=["TOKEN", "CFLAGS=-O3 -DX=1", "EMPTY="]
     )
     assert options.environment == {"TOKEN": "secret", "CFLAGS": "-O3 -DX=1", "EMPTY": ""}
     (tmp_path / "pip.conf").write_text(f"[global]\nconstraint = {tmp_path}/mine.txt\n")
@@ -642,8 +642,8 @@ def test_constraints_and_variables_reach_the_build(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.delenv("PIP_CONSTRAINT", raising=False)
     found = pip_settings.of_this_pc((), options.constraints)
-    assert found.environment["PIP_CONSTRAINT"] == f"{tmp_path}/mine.txt {tmp_path}/limits.txt {address}"
-    assert set(found.paths) >= {f"{tmp_path}/mine.txt", f"{tmp_path}/limits.txt"}
+    assert found.environment["PIP_CONSTRAINT"] == f"{tmp_path}/mine.txt {tmp_path.as_uri()}/my%20limits.txt {address}"
+    assert set(found.paths) >= {f"{tmp_path}/mine.txt", f"{tmp_path}/my limits.txt"}
     argv = build.command("x==1", Wanted(name="x", version="1"), tmp_path, options)
     assert not any("secret" in word for word in argv), "values are passed to the engine, not on the command line"
 
