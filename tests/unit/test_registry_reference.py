@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import getpass
 import io
 import json
@@ -224,6 +225,20 @@ def test_secrets_are_not_in_repr() -> None:
     assert "me" in repr(known)
     assert "hidden" not in repr(known)
     assert "hidden" not in str(transfer.explain("unauthorized", HERE, known))
+
+
+def test_passwords_may_be_in_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "gehe\udcefm"  # a byte that is not UTF-8, as Python decodes it in an environment variable
+    encoded = Credentials(user="me", password=secret).basic.removeprefix("Basic ")
+    assert base64.b64decode(encoded) == b"me:gehe\xefm"
+    key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"gehe\xefm"),
+    )
+    (tmp_path / "key.pem").write_bytes(key)
+    monkeypatch.setattr(passwords, "_taken", {passwords.SIGNING: secret})
+    assert signing.load_private(tmp_path / "key.pem")
 
 
 def test_error_in_the_event_stream_is_raised() -> None:
