@@ -21,8 +21,8 @@ from wheels.pip import for_target, run_pip
 def download(requirement: str, folder: Path, target: Architecture, suite: Suite, log: Path) -> Path:
     """Download the wheel that satisfies a requirement and fits the target, without dependencies.
 
-    Raises SourceUnavailable if the index has no such wheel, and NetworkUnreachable or CommandFailed after other
-    failures.
+    Raises SourceUnavailable if the index has no such wheel, and NetworkUnreachable, DiskFull or CommandFailed after
+    other failures.
     """
     before = set(folder.glob("*.whl"))
     run_pip(
