@@ -18,7 +18,7 @@ from engine.connect import connect
 from engine.start import EngineInfo, ensure_running
 from images import probe
 from toolchain.config import Config
-from toolchain.errors import UserError
+from toolchain.errors import UserError, of_system
 
 _OLDEST_ENGINE = (20, 10)
 _SLOW_DRIVERS = ("vfs", "fuse-overlayfs")
@@ -29,7 +29,8 @@ def engine_findings(config: Config) -> list[Finding]:
     """Return the findings on the engine; start an engine if none is running."""
     try:
         info = ensure_running(config)
-    except UserError as fault:
+    except (UserError, OSError) as problem:
+        fault = of_system(problem) if isinstance(problem, OSError) else problem
         return [
             fail("engine", _ENGINE_DONE, described(fault), fault.fix),
             fail(

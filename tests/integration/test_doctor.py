@@ -46,7 +46,10 @@ from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import ROOT, BuildConfig, Config, ImageConfig
 from toolchain.errors import ChecksFailed, UserError
 
-_MODULES = "from doctor import emulation, finding, foreign_programs, host, resources, servers"
+_MODULES = (
+    "from doctor import containers, emulation, finding, foreign_programs, host, resources, servers; "
+    "from toolchain import config"
+)
 """Imports for expressions that another process evaluates."""
 
 
@@ -333,6 +336,21 @@ def test_a_build_folder_of_another_user_is_reported(tmp_path: Path) -> None:
             assert writable(Path(name)) == Path(tempfile.gettempdir())
         finally:
             os.seteuid(0)
+
+
+def test_a_disk_without_room_for_a_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other checks use the temporary folder, and the engine cannot be started."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_CONTEXT", "default")
+    mount = f"mount -t tmpfs -o nr_inodes=1 tmpfs {tmp_path}; mount -t tmpfs tmpfs /run"
+    folder = f"resources.writable(Path({str(tmp_path)!r}))"
+    config = f"config.Config(build=config.BuildConfig(folder=Path({str(tmp_path)!r})))"
+    found = checked_in_namespace(f"finding.ok('', '', str({folder}))", before=mount).found
+    assert found == tempfile.gettempdir()
+    finding = checked_in_namespace(f"containers.engine_findings({config})[0]", before=mount)
+    assert (finding.check, finding.verdict) == ("engine", Verdict.FAIL)
+    assert "No space left on device" in finding.found
+    assert finding.fix == "free some disk space"
 
 
 @pytest.mark.parametrize(("size_mib", "verdict"), [(64, Verdict.FAIL), (200, Verdict.WARN), (301, Verdict.OK)])
