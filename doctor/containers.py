@@ -9,12 +9,9 @@ import tarfile
 import uuid
 from collections.abc import Mapping
 
-import docker.errors
-import requests
-
 from doctor.finding import Finding, described, fail, guarded, ok, warn
 from doctor.resources import check_engine_disk, on_another_disk
-from engine.connect import connect
+from engine.connect import ENGINE_ERRORS, connect
 from engine.start import EngineInfo, ensure_running
 from images import probe
 from toolchain.config import Config
@@ -93,10 +90,10 @@ def check_container(oci_platform: str) -> Finding:
             )
             return fail(name, done, found, fix)
         image = client.images.get(tag).attrs
-    except (docker.errors.DockerException, requests.RequestException) as fault:
+    except ENGINE_ERRORS as fault:
         return fail(name, done, str(fault)[:400], "find the cause in the engine's log")
     finally:
-        with contextlib.suppress(docker.errors.DockerException, requests.RequestException):
+        with contextlib.suppress(*ENGINE_ERRORS):
             client.images.remove(tag, force=True)
         client.close()
     platform = "/".join(part for part in (image["Os"], image["Architecture"], image.get("Variant", "")) if part)

@@ -7,12 +7,14 @@ size. Since Linux 6.7, a user namespace also has its own binfmt_misc, in which n
 from __future__ import annotations
 
 import contextlib
+import http.server
 import importlib.util
 import json
 import os
 import re
 import shutil
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -22,7 +24,7 @@ from pathlib import Path
 import pytest
 from apt_parts import Archive, sources
 from elftools.elf.elffile import ELFFile
-from http_parts import served
+from http_parts import served, serving
 from limited_memory import limited_group, output_in
 from machine import OWN_BINFMT, in_user_namespace
 from rich.console import Console
@@ -473,6 +475,31 @@ def test_a_missing_engine_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monke
     assert found["engine"].verdict is Verdict.FAIL
     assert "unset DOCKER_HOST" in found["engine"].fix
     assert found["container"].fix == "first apply the fix for 'engine'"
+
+
+def test_an_engine_that_exits_during_the_build_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exits(http.server.BaseHTTPRequestHandler):
+        def address_string(self) -> str:
+            return ""
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+        def do_GET(self) -> None:
+            self.wfile.write(b'HTTP/1.1 200 OK\r\n\r\n{"ApiVersion": "1.41"}')
+
+        def do_POST(self) -> None:
+            self.wfile.write(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n{"stream": "Step 1"')
+
+        def do_DELETE(self) -> None:
+            """Close the connection without a response."""
+
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket has at most 107 bytes
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/docker.sock")
+        with serving(socketserver.ThreadingUnixStreamServer(f"{folder}/docker.sock", Exits)):
+            finding = check_container("linux/arm/v7")
+    assert (finding.check, finding.verdict) == ("container", Verdict.FAIL)
+    assert "IncompleteRead" in finding.found
 
 
 @pytest.mark.parametrize(
