@@ -29,7 +29,7 @@ from limited_memory import limited_group, output_in
 from machine import OWN_BINFMT, in_user_namespace
 from rich.console import Console
 
-from doctor import emulation, foreign_programs, network
+from doctor import emulation, foreign_programs, network, servers
 from doctor.containers import check_container, engine_findings, judge_engine
 from doctor.emulation import check_mmap_min_addr, check_registration
 from doctor.emulator_versions import check_emulator, judge_emulator
@@ -666,6 +666,16 @@ def test_another_disk_of_the_engine_is_recognised(tmp_path: Path) -> None:
                 assert not on_another_disk(elsewhere, tmp_path / "closed" / "build")
             finally:
                 os.seteuid(0)
+
+
+def test_a_registry_program_that_does_not_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "docker-registry"
+    program.write_text("#!/bin/sh\necho cannot load a library >&2\nexit 127\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    finding = guarded("local registry", servers.check_local_registry)
+    assert finding.verdict is Verdict.FAIL
+    assert "--reinstall docker-registry" in finding.fix
 
 
 @pytest.mark.parametrize(("architecture", "program"), [("armhf", "qemu-system-arm"), ("arm64", "qemu-system-aarch64")])
