@@ -2,8 +2,8 @@
 
 The container contains compilers, torch and libqpu. Native programs are mounted over the container's emulated compiler
 and build tools (images.native, images.build_tools). pip creates its usual isolated build environment in the container.
-pip finds requirements in the wheelhouses, among the wheels that the caller passes, and in the package indices that pip
-uses on this PC (wheels.pip_settings).
+pip finds requirements in the first wheelhouse, among the wheels that the caller passes, and in the package indices that
+pip uses on this PC (wheels.pip_settings).
 
 The wheel is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.
 """
@@ -62,7 +62,7 @@ class BuildContainer:
     mounts: native.Mounts
     """Native programs that are mounted over the emulated ones."""
     wheels: Sequence[Path] = ()
-    """Wheels outside the wheelhouses that a build may require."""
+    """Wheels outside the first wheelhouse that a build may require."""
     sources: Sequence[apt.Source] = ()
     """Package sources whose indices are searched for files that a build did not find."""
 
