@@ -202,7 +202,8 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
                 needed = download.dependencies(wheel, others, target, suite, log)
             (site := scratch / "site").mkdir()
             for item in (wheel, *needed):
-                wheels.unpack(item, site, suite)
+                # As with pip, a file may be in several wheels, such as tests/__init__.py.
+                wheels.unpack(item, site, suite, overwrite=True)
             with progress.step(f"run the wheel on an emulated {cpu}"):
                 probed = _probe(config, cpu_gate.probe_of(wheel), site, wanted_cpu, log)
         return Audited(wheel.name, files.sha256_of(wheel), wanted_cpu, static, probed, _readable(static, disassembler))

@@ -232,10 +232,11 @@ def dynamic(elf: ELFFile) -> tuple[list[str], list[str]]:
     return needed, paths
 
 
-def unpack(wheel: Path, root: Path, suite: Suite) -> None:
+def unpack(wheel: Path, root: Path, suite: Suite, *, overwrite: bool = False) -> None:
     """Install a wheel under the folder ``root``, in Debian's path for locally installed Python packages.
 
-    Scripts use the target's interpreter. Raises WheelUnusable.
+    Scripts use the target's interpreter. Raises WheelUnusable if the wheel cannot be used or, unless ``overwrite`` is
+    true, if one of its files already exists.
     """
     packages = f"/usr/local/lib/python{suite.python}/dist-packages"
     destination = SchemeDictionaryDestination(
@@ -249,6 +250,7 @@ def unpack(wheel: Path, root: Path, suite: Suite) -> None:
         interpreter="/usr/bin/python3",
         script_kind="posix",
         destdir=str(root),
+        overwrite_existing=overwrite,
     )
     try:
         with WheelFile.open(wheel) as source:

@@ -386,11 +386,17 @@ def test_paths_outside_the_root_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "escaped").exists()
 
 
-def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
+def test_existing_files_are_overwritten_only_on_request(tmp_path: Path) -> None:
+    """A file that two packages contain is overwritten by pip; the layers of images must not have such files."""
     wheel = full_wheel(tmp_path)
+    other = make_wheel(tmp_path, {"thing/__init__.py": "value = 2\n"}, name="other")
     wheels.unpack(wheel, tmp_path / "root", TRIXIE)
-    with pytest.raises(WheelUnusable, match="cannot be unpacked"):
-        wheels.unpack(wheel, tmp_path / "root", TRIXIE)
+    for again in (wheel, other):
+        with pytest.raises(WheelUnusable, match="cannot be unpacked"):
+            wheels.unpack(again, tmp_path / "root", TRIXIE)
+    wheels.unpack(other, tmp_path / "root", TRIXIE, overwrite=True)
+    (found,) = (tmp_path / "root").rglob("thing/__init__.py")
+    assert found.read_text() == "value = 2\n"
 
 
 # Byte code.
