@@ -228,7 +228,7 @@ def test_localhost_means_loopback(tmp_path: Path) -> None:
 
 
 def test_configuration_is_private_with_any_path(tmp_path: Path) -> None:
-    folder = tmp_path / 'a "quoted": {path} #1'
+    folder = tmp_path / 'a "quoted": {path} #1 🥧'
     with local_registry.serve(Settings(folder=folder)) as running:
         written = yaml.safe_load(running.settings.configuration.read_text())
         assert written["storage"]["filesystem"]["rootdirectory"] == str(folder / "images")
