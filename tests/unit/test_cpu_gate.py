@@ -317,6 +317,21 @@ def test_an_invalid_requirement_of_a_wheel_is_reported(tmp_path: Path) -> None:
     assert "torch (>=1.9.*)" in caught.value.found
 
 
+@pytest.mark.parametrize(
+    ("contents", "requires", "reason"),
+    [({"one.py": ""}, "absent==1", "does not have absent==1"), ({"data.txt": ""}, "", "no importable module")],
+)
+def test_a_wheel_that_cannot_be_run_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, str], requires: str, reason: str
+) -> None:
+    """The result of the static check is then still printed."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    wheel = make_wheel(tmp_path, contents, tag="py3-none-any", requires=requires)
+    probed = audit_wheel._run(Config(), wheel, tmp_path, CPU, tmp_path / "log")
+    assert probed.verdict == INCOMPLETE
+    assert reason in probed.reason
+
+
 # ------------------------------------------------------------------------------------------------ the result
 
 OK = Step("import one", 0, "")
