@@ -89,6 +89,7 @@ def test_docker_hub_has_another_api_host() -> None:
         ("me:word@r.example/a", "", "must not contain a user or password"),
         ("/a", "", "is not the address of a registry"),
         ("r.example:65536/a", "", "is not the address of a registry"),
+        ("[1::2::3]:5000/a", "", "is not the address of a registry"),
         (64 * "x" + ".example/a", "", "at most 63 characters"),
         ("someone/a", "", "Docker Hub"),
         ("r.example/" + 250 * "a", "", "too long"),
