@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from email.parser import BytesParser
 from pathlib import Path
 
@@ -83,8 +83,8 @@ def _requirements(wheel: Path) -> Iterator[Requirement]:
                 found="none",
                 fix="build it again",
             )
-        lines: Sequence[str] = BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist", [])
-    for line in lines:
+        lines = BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist", [])
+    for line in map(str, lines):  # a line that is not ASCII is an object of the class Header
         try:
             requirement = Requirement(line)
         except InvalidRequirement as fault:

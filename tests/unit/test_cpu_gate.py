@@ -310,11 +310,12 @@ def test_a_requirement_with_a_url_is_reported(tmp_path: Path) -> None:
     assert "https://example.org/other.zip" in caught.value.found
 
 
-def test_an_invalid_requirement_of_a_wheel_is_reported(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, {}, tag="py3-none-any", requires="torch (>=1.9.*)")
+@pytest.mark.parametrize("requires", ["torch (>=1.9.*)", "torch – 1.9"])
+def test_an_invalid_requirement_of_a_wheel_is_reported(tmp_path: Path, requires: str) -> None:
+    wheel = make_wheel(tmp_path, {}, tag="py3-none-any", requires=requires)
     with pytest.raises(WheelUnusable, match="has an invalid requirement") as caught:
         download.dependencies(wheel, tmp_path, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "log")
-    assert "torch (>=1.9.*)" in caught.value.found
+    assert caught.value.found.startswith("torch ")
 
 
 @pytest.mark.parametrize(
