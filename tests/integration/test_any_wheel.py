@@ -246,6 +246,11 @@ def test_settings_of_this_pcs_pip_are_used(tmp_path: Path, monkeypatch: pytest.M
     found = pip_settings.of_this_pc().environment
     assert (found["PIP_TIMEOUT"], found["PIP_NO_INDEX"]) == ("77", "true")
     assert found["PIP_INDEX_URL"] == "https://index.invalid/simple"
+    (tmp_path / "pip.conf").write_text("index-url = https://index.invalid/simple\n")
+    with pytest.raises(CommandFailed, match="pip config list failed") as caught:
+        pip_settings.of_this_pc()
+    assert caught.value.fix == "correct the file that pip names below"
+    assert "no section headers" in caught.value.tail
 
 
 # --- error messages -------------------------------------------------------------------------------------------------
