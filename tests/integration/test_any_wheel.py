@@ -36,7 +36,7 @@ from toolchain.errors import (
     WheelUnusable,
 )
 from toolchain.ports import free_port
-from wheels import build, faults, pip_settings
+from wheels import build, contents, faults, pip_settings
 from wheels.index import instructions, running_index, wheels_in
 from wheels.request import Options, Wanted
 from wheels.wheelhouse import REPLACED, place
@@ -504,6 +504,17 @@ def test_packages_of_missing_files_are_suggested(tmp_path: Path, encoding: str) 
     output = output.replace("jpeglib.h", "nosuch.h")
     fault = faults.explain(CommandFailed("x", tail=output), wanted, output, config, [source])
     assert "nosuch.h is missing, and no package of the distribution contains it." in str(fault)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 15])
+def test_damaged_index_of_packages_lists_no_package(tmp_path: Path, kept: int) -> None:
+    (missing,) = contents.missing_in("a.c:1:10: fatal error: jpeglib.h: No such file or directory\n")
+    whole = gzip.compress(b"usr/include/jpeglib.h libdevel/libjpeg62-turbo-dev\n" + os.urandom(1000))
+    index = tmp_path / "Contents-armhf.gz"
+    index.write_bytes(whole)
+    assert contents.owners_in(index, [missing]) == {missing: ["libjpeg62-turbo-dev"]}
+    index.write_bytes(whole[:kept] + b"\xff" * 100)
+    assert contents.owners_in(index, [missing]) == {}
 
 
 def test_missing_header_is_reported_without_an_index(tmp_path: Path) -> None:
