@@ -5,6 +5,7 @@ No function in this module requires emulation.
 
 from __future__ import annotations
 
+import configparser
 import errno
 import lzma
 import re
@@ -25,6 +26,7 @@ from elftools.elf.sections import ARMAttributesSection
 from installer import install
 from installer.destinations import SchemeDictionaryDestination
 from installer.exceptions import InstallerError
+from installer.records import InvalidRecordEntry
 from installer.sources import WheelFile
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -41,6 +43,8 @@ UNREADABLE = (
     *(NotImplementedError, RuntimeError, UnicodeDecodeError),
 )
 """The exceptions, in addition to OSError, that zipfile raises for damaged, encrypted or unsupported archives."""
+_REJECTED = (InstallerError, InvalidRecordEntry, configparser.Error, AssertionError)
+"""The exceptions that installer raises for an invalid RECORD or entry_points.txt."""
 _MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM_X86_64", 64)}
 _TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 """The attributes with the texts of pyelftools' dynamic tags."""
@@ -255,6 +259,7 @@ def unpack(wheel: Path, root: Path, suite: Suite, *, overwrite: bool = False) ->
     try:
         with WheelFile.open(wheel) as source:
             install(source=source, destination=destination, additional_metadata={"INSTALLER": b"pitorch\n"})
-    except (*UNREADABLE, InstallerError, KeyError, ValueError, FileExistsError) as fault:
+    except (*UNREADABLE, *_REJECTED, KeyError, ValueError, FileExistsError) as fault:
         fix = "build the wheel again"
-        raise WheelUnusable(f"{wheel.name} cannot be unpacked", found=str(fault), fix=fix) from fault
+        found = str(fault) or "an invalid entry point"  # installer's assertion has no text
+        raise WheelUnusable(f"{wheel.name} cannot be unpacked", found=found, fix=fix) from fault

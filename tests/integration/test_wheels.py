@@ -386,6 +386,25 @@ def test_paths_outside_the_root_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "escaped").exists()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["thing-run = thing:main\n", "[console_scripts]\nthing-run\n", "[console_scripts]\nthing-run = thing main\n"],
+)
+def test_invalid_entry_points_are_refused(tmp_path: Path, text: str) -> None:
+    """The audit does not read the entry points."""
+    wheel = make_wheel(tmp_path, {"thing-1.0.dist-info/entry_points.txt": text})
+    assert wheels.audit(wheel, ARMHF) == 0
+    with pytest.raises(WheelUnusable, match="cannot be unpacked"):
+        wheels.unpack(wheel, tmp_path / "root", TRIXIE)
+
+
+def test_invalid_record_is_refused(tmp_path: Path) -> None:
+    """The wheels that an audited wheel requires are unpacked without an audit."""
+    wheel = make_wheel(tmp_path, {"thing.py": ""}, record=lambda text: text.replace(",", "", 1))
+    with pytest.raises(WheelUnusable, match="cannot be unpacked"):
+        wheels.unpack(wheel, tmp_path / "root", TRIXIE)
+
+
 def test_existing_files_are_overwritten_only_on_request(tmp_path: Path) -> None:
     """A file that two packages contain is overwritten by pip; the layers of images must not have such files."""
     wheel = full_wheel(tmp_path)
