@@ -9,16 +9,13 @@ import tarfile
 import uuid
 from collections.abc import Mapping
 
-import docker.errors
-import requests
-
 from doctor.finding import Finding, described, fail, guarded, ok, warn
 from doctor.resources import check_engine_disk, on_another_disk
-from engine.connect import connect
+from engine.connect import ENGINE_ERRORS, connect
 from engine.start import EngineInfo, ensure_running
 from images import probe
 from toolchain.config import Config
-from toolchain.errors import UserError
+from toolchain.errors import UserError, of_system
 
 _OLDEST_ENGINE = (20, 10)
 _SLOW_DRIVERS = ("vfs", "fuse-overlayfs")
@@ -29,7 +26,8 @@ def engine_findings(config: Config) -> list[Finding]:
     """Return the findings on the engine; start an engine if none is running."""
     try:
         info = ensure_running(config)
-    except UserError as fault:
+    except (UserError, OSError) as problem:
+        fault = of_system(problem) if isinstance(problem, OSError) else problem
         return [
             fail("engine", _ENGINE_DONE, described(fault), fault.fix),
             fail(
@@ -92,10 +90,10 @@ def check_container(oci_platform: str) -> Finding:
             )
             return fail(name, done, found, fix)
         image = client.images.get(tag).attrs
-    except (docker.errors.DockerException, requests.RequestException) as fault:
+    except ENGINE_ERRORS as fault:
         return fail(name, done, str(fault)[:400], "find the cause in the engine's log")
     finally:
-        with contextlib.suppress(docker.errors.DockerException, requests.RequestException):
+        with contextlib.suppress(*ENGINE_ERRORS):
             client.images.remove(tag, force=True)
         client.close()
     platform = "/".join(part for part in (image["Os"], image["Architecture"], image.get("Variant", "")) if part)

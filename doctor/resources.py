@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 
 from doctor.finding import Finding, Verdict, fail, ok
+from toolchain import files
 from toolchain.config import BuildConfig
 from toolchain.jobs import available_memory_mib, compile_jobs
 
@@ -92,10 +93,10 @@ def check_memory(build: BuildConfig, *, available_mib: int | None = None) -> Fin
 
 
 def writable(folder: Path) -> Path:
-    """Return the folder or, if it is not writable, the system's temporary folder.
+    """Return the folder or, if no folder can be created in it, the system's temporary folder.
 
     ``check_disk`` reports why a folder is not writable.
     """
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder if os.access(folder, os.W_OK | os.X_OK, effective_ids=True) else Path(tempfile.gettempdir())
+    with contextlib.suppress(OSError), files.scratch_folder(folder, "doctor"):
+        return folder
+    return Path(tempfile.gettempdir())

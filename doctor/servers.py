@@ -42,5 +42,6 @@ def check_nfs_server() -> Finding:
 def check_local_registry() -> Finding:
     """Check that the registry server's program can be executed."""
     program = process.require_program("docker-registry", "to run a local registry")
-    output = process.run([program, "--version"], limit_s=RUN_LIMIT_S, check=False).output
+    fix = "run apt-get install --reinstall docker-registry"
+    output = process.run([program, "--version"], limit_s=RUN_LIMIT_S, fix=fix).output
     return ok("local registry", "ran docker-registry --version", " ".join(output.split()))

@@ -179,39 +179,28 @@ def audit(config: Config, text: str, *, folder: Path, cpu: str) -> Audited:
 
     ``text`` is NAME==VERSION or the path of a wheel, relative to ``folder``. Raises ConfigError for an unknown CPU, and
     PlatformMismatch for a wheel that is not for the target. Raises SourceUnavailable, NetworkUnreachable or
-    WheelUnusable if the wheel or one of its dependencies cannot be obtained or used. Also raises the exceptions of
-    ``flow.extracted_tools.cpu_tools``.
+    WheelUnusable if the wheel cannot be obtained or used, and NetworkUnreachable or WheelUnusable for its dependencies.
+    Also raises the exceptions of ``flow.extracted_tools.cpu_tools``.
     """
     wanted_cpu = cpu_gate.load_cpu(cpu)
     config = dataclasses.replace(config, image=dataclasses.replace(config.image, architecture=wanted_cpu.architecture))
-    target, suite = config.image.target, load_suite(config.image.suite)
     log = config.target_root / "logs" / "audit-wheel.log"
     files.remove(log)
     with files.scratch_folder(config.target_root / "work", "audit-wheel") as scratch:
         wheel = _wheel(config, text, folder, scratch, log)
-        wheels.audit(wheel, target)
+        wheels.audit(wheel, config.image.target)
         reason = _no_probe(config)
         disassembler = Disassembler(extracted_tools.cpu_tools(config))
         with progress.step(f"examine the instructions of {wheel.name}"):
             static = cpu_gate.examine(wheel, wanted_cpu, disassembler)
-        if reason:
-            probed = Probed(reason=reason)
-        else:
-            with progress.step(f"download the dependencies of {wheel.name}"):
-                (others := scratch / "dependencies").mkdir()
-                needed = download.dependencies(wheel, others, target, suite, log)
-            (site := scratch / "site").mkdir()
-            for item in (wheel, *needed):
-                wheels.unpack(item, site, suite)
-            with progress.step(f"run the wheel on an emulated {cpu}"):
-                probed = _probe(config, cpu_gate.probe_of(wheel), site, wanted_cpu, log)
+        probed = Probed(reason=reason) if reason else _run(config, wheel, scratch, wanted_cpu, log)
         return Audited(wheel.name, files.sha256_of(wheel), wanted_cpu, static, probed, _readable(static, disassembler))
 
 
 def _wheel(config: Config, text: str, folder: Path, scratch: Path, log: Path) -> Path:
     """Return the wheel's path; download the wheel if ``text`` is NAME==VERSION."""
     if text.endswith(".whl"):
-        path = (folder / text).resolve()
+        path = folder / text  # a link is not resolved, because the name of its target may differ
         if not path.is_file():
             raise SourceUnavailable(
                 f"there is no wheel at {path}",
@@ -243,6 +232,24 @@ def _no_probe(config: Config) -> str:
             option = f"--architecture={config.image.architecture}"
             return f"there is no image {reference}; ./inv build-image --only=rootfs {option} builds it"
     return ""
+
+
+def _run(config: Config, wheel: Path, scratch: Path, cpu: Cpu, log: Path) -> Probed:
+    """Run the wheel with its dependencies, or return the reason why it cannot be run."""
+    suite = load_suite(config.image.suite)
+    try:
+        steps = cpu_gate.probe_of(wheel)
+        with progress.step(f"download the dependencies of {wheel.name}"):
+            (others := scratch / "dependencies").mkdir()
+            needed = download.dependencies(wheel, others, config.image.target, suite, log)
+    except (SourceUnavailable, WheelUnusable) as fault:
+        return Probed(reason=f"{fault.summary}; {fault.found}")
+    (site := scratch / "site").mkdir()
+    for item in (wheel, *needed):
+        # As with pip, a file may be in several wheels, such as tests/__init__.py.
+        wheels.unpack(item, site, suite, overwrite=True)
+    with progress.step(f"run the wheel on an emulated {cpu.name}"):
+        return _probe(config, steps, site, cpu, log)
 
 
 def _probe(config: Config, steps: Sequence[tuple[str, str]], site: Path, cpu: Cpu, log: Path) -> Probed:

@@ -221,20 +221,28 @@ def _signed_statement(path: Path, key: signing.PublicKey) -> dict[str, Any]:
 def _checked_products(path: Path, signed: Mapping[str, Any]) -> list[str]:
     """Compare each product in a signed provenance with its file in the folder of ``path``; return one line per product.
 
-    Raises SignatureRefused.
+    Raises SignatureRefused, or ArtefactDamaged if the provenance does not have the form that ``sign_file`` writes.
     """
-    details = signed["predicate"].get("runDetails", {})
-    lines = [f"provenance: built {details.get('metadata', {}).get('finishedOn', 'at an unknown time')}"]
-    for product in details.get("byproducts", ()):
-        other = path.with_name(product["name"])
+    try:
+        details = signed["predicate"]["runDetails"]
+        lines = [f"provenance: built {details['metadata']['finishedOn']}"]
+        products = [(path.with_name(item["name"]), item["digest"]["sha256"]) for item in details["byproducts"]]
+    except (KeyError, TypeError, ValueError) as fault:
+        raise ArtefactDamaged(
+            f"the signed provenance of {path.name} was not written by ./inv sign",
+            expected="the time of the build, and names and SHA-256 checksums of files in the same folder",
+            found=f"{type(fault).__name__}: {fault}",
+            fix=f"run ./inv sign {path}",
+        ) from fault
+    for other, stated in products:
         if not other.is_file():
             lines.append(f"{other.name}: not checked, because it is not next to the file")
             continue
         sha256 = files.sha256_of(other)
-        if sha256 != product["digest"]["sha256"]:
+        if sha256 != stated:
             raise SignatureRefused(
                 f"{other.name} does not match the provenance of {path.name}",
-                expected=f"SHA-256 {product['digest']['sha256']}",
+                expected=f"SHA-256 {stated}",
                 found=f"SHA-256 {sha256}",
                 fix="do not use these files; get them again from their source",
             )

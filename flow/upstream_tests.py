@@ -44,7 +44,7 @@ from flow.steps import torch_wheel
 from recipes.recipe import HERE
 from toolchain import files, process, progress
 from toolchain.config import Config
-from toolchain.errors import ArtefactMissing, ChecksFailed, CommandFailed, CommandTimedOut
+from toolchain.errors import ArtefactMissing, ChecksFailed, CommandTimedOut
 from toolchain.jobs import compile_jobs
 from wheels.pip import run_pip
 
@@ -283,13 +283,8 @@ def fetch_packages(pins: Sequence[str], to: Path, log: Path) -> Path:
     """
     what = "the packages of upstream's tests"
     fix = "check the index (pip config list) and the pins in recipes/torch/upstream.toml"
-    try:
-        words = ["install", "--quiet", "--no-deps", f"--target={to}", *pins]
-        run_pip(words, what=what, log=log, fix=fix, limit_s=600)
-    except CommandFailed as fault:
-        if full := files.full_disk(fault.tail, what, to.parent):
-            raise full from fault
-        raise
+    words = ["install", "--quiet", "--no-deps", f"--target={to}", *pins]
+    run_pip(words, what=what, log=log, fix=fix, limit_s=600)
     return to
 
 

@@ -49,7 +49,7 @@ class Credentials:
     @property
     def basic(self) -> str:
         """The value of an ``Authorization`` header (RFC 7617)."""
-        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode(errors="surrogateescape")).decode()
 
     def for_engine(self, host: str) -> dict[str, str]:
         """Return the credentials in the format of the engine's API (``X-Registry-Auth``)."""

@@ -26,9 +26,9 @@ from pathlib import Path
 import psutil
 import requests
 
-from toolchain import files, ports, process, process_identity, templates
+from toolchain import caller, files, ports, process, process_identity, templates
 from toolchain.config import Config, split_registry
-from toolchain.errors import UserError
+from toolchain.errors import RootNeeded, UserError
 
 _START_LIMIT_S = 20.0
 _RESPONSE_LIMIT_S = 5.0
@@ -133,7 +133,8 @@ def serve(settings: Settings) -> Iterator[Registry]:
 def start(settings: Settings) -> Registry:
     """Start the registry if it is not running, and wait until it responds.
 
-    Raises ProgramMissing, InUse if the port is in use, or UserError if the registry does not start.
+    Raises ProgramMissing, InUse if the port is in use, UserError if the registry does not start, or RootNeeded if a
+    registry that another user started must be stopped first.
     """
     program = process.require_program("docker-registry", "to run a local registry")
     with files.owned(settings.folder):
@@ -159,7 +160,7 @@ def start(settings: Settings) -> Registry:
 
 
 def stop(settings: Settings) -> bool:
-    """Stop the registry, and return whether it was running."""
+    """Stop the registry, and return whether it was running. Raises RootNeeded if another user started it."""
     if not settings.folder.is_dir():
         return False
     with files.owned(settings.folder):
@@ -279,8 +280,17 @@ def _end(settings: Settings) -> bool:
         registry = process_identity.find(running.pid)
         for sign, wait_s in ((signal.SIGTERM, _STOP_LIMIT_S), (signal.SIGKILL, 5.0)):
             if registry is not None and process_identity.running(registry):
-                with contextlib.suppress(psutil.NoSuchProcess):
+                try:
                     registry.send_signal(sign)
+                except psutil.NoSuchProcess:
+                    break
+                except psutil.AccessDenied as fault:
+                    raise RootNeeded(
+                        "the local registry belongs to another user",
+                        expected="a registry that this user started",
+                        found=f"pid {registry.pid} of another user",
+                        fix=f"run the task as that user or as root: {caller.as_root('./inv registry down')}",
+                    ) from fault
                 deadline = time.monotonic() + wait_s
                 while process_identity.running(registry) and time.monotonic() < deadline:
                     time.sleep(0.02)

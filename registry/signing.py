@@ -49,7 +49,7 @@ def load_private(path: Path) -> CryptoSigner:
         try:
             key = load_pem_private_key(content, None)
         except TypeError:  # the key is encrypted
-            key = load_pem_private_key(content, _password(path).encode())
+            key = load_pem_private_key(content, _password(path).encode(errors="surrogateescape"))
     except (ValueError, TypeError, UnsupportedAlgorithm):
         # The library's message is omitted, because it may quote the input.
         raise UserError(

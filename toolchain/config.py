@@ -134,7 +134,13 @@ def split_registry(address: str) -> tuple[str, int]:
     # Hub.
     if not port and "." not in host and host != "localhost" and not host.startswith("["):
         raise ValueError("expected a host with a dot or a port; an engine would look for this name on Docker Hub")
-    return host.strip("[]"), port
+    if host.startswith("["):
+        host = host.strip("[]")
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise ValueError("expected an IPv6 address in the brackets") from None
+    return host, port
 
 
 def _hostport(value: Any) -> str:

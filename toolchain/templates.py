@@ -21,4 +21,6 @@ def render(template: Path, values: Mapping[str, object], *, trim_blocks: bool = 
         keep_trailing_newline=True,
         autoescape=html,  # noqa: S701 - the other templates are configuration files
     )
+    # YAML has no surrogate pairs, which JSON uses to escape characters such as emoji.
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     return environment.get_template(template.name).render(values)

@@ -2,8 +2,8 @@
 
 The container contains compilers, torch and libqpu. Native programs are mounted over the container's emulated compiler
 and build tools (images.native, images.build_tools). pip creates its usual isolated build environment in the container.
-pip finds requirements in the wheelhouses, among the wheels that the caller passes, and in the package indices that pip
-uses on this PC (wheels.pip_settings).
+pip finds requirements in the first wheelhouse, among the wheels that the caller passes, and in the package indices that
+pip uses on this PC (wheels.pip_settings).
 
 The wheel is audited (archive, RECORD, ELF files, tag) before it is put into the wheelhouse.
 """
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import docker
-from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -63,7 +62,7 @@ class BuildContainer:
     mounts: native.Mounts
     """Native programs that are mounted over the emulated ones."""
     wheels: Sequence[Path] = ()
-    """Wheels outside the wheelhouses that a build may require."""
+    """Wheels outside the first wheelhouse that a build may require."""
     sources: Sequence[apt.Source] = ()
     """Package sources whose indices are searched for files that a build did not find."""
 
@@ -185,10 +184,7 @@ def libraries_not_included(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         own = {Path(name).name for name in archive.namelist()}
         for _, content in wheels.elf_members(archive):
-            dynamic = ELFFile(content).get_section_by_name(".dynamic")
-            if isinstance(dynamic, DynamicSection):
-                # pyelftools names the attribute after the tag.
-                needed |= {str(getattr(tag, "needed", "")) for tag in dynamic.iter_tags("DT_NEEDED")}
+            needed |= set(wheels.dynamic(ELFFile(content))[0])
     return sorted(name for name in needed - own if not name.startswith(_EVERYWHERE))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def owners_in(index: Path, wanted: Sequence[Missing]) -> dict[Missing, list[str]
     elsewhere: dict[Missing, set[str]] = {}
     pattern = re.compile("|".join(rf"(?:{item.pattern})" for item in wanted).encode())
     # A damaged index is treated like a missing one.
-    with contextlib.suppress(OSError, EOFError), gzip.open(index) as stream:
+    with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(index) as stream:
         for line in filter(pattern.match, stream):
             path, _, where = line.decode(errors="replace").rpartition(" ")
             packages = {name.rpartition("/")[2] for name in where.strip().split(",")}

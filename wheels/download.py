@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from email.parser import BytesParser
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from wheels.pip import for_target, run_pip
 def download(requirement: str, folder: Path, target: Architecture, suite: Suite, log: Path) -> Path:
     """Download the wheel that satisfies a requirement and fits the target, without dependencies.
 
-    Raises SourceUnavailable if the index has no such wheel, and NetworkUnreachable or CommandFailed after other
-    failures.
+    Raises SourceUnavailable if the index has no such wheel, and NetworkUnreachable, DiskFull or CommandFailed after
+    other failures.
     """
     before = set(folder.glob("*.whl"))
     run_pip(
@@ -83,8 +83,8 @@ def _requirements(wheel: Path) -> Iterator[Requirement]:
                 found="none",
                 fix="build it again",
             )
-        lines: Sequence[str] = BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist", [])
-    for line in lines:
+        lines = BytesParser().parsebytes(archive.read(name)).get_all("Requires-Dist", [])
+    for line in map(str, lines):  # a line that is not ASCII is an object of the class Header
         try:
             requirement = Requirement(line)
         except InvalidRequirement as fault:

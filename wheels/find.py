@@ -5,6 +5,7 @@ No function in this module requires emulation.
 
 from __future__ import annotations
 
+import configparser
 import errno
 import lzma
 import re
@@ -25,6 +26,7 @@ from elftools.elf.sections import ARMAttributesSection
 from installer import install
 from installer.destinations import SchemeDictionaryDestination
 from installer.exceptions import InstallerError
+from installer.records import InvalidRecordEntry
 from installer.sources import WheelFile
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
@@ -41,6 +43,8 @@ UNREADABLE = (
     *(NotImplementedError, RuntimeError, UnicodeDecodeError),
 )
 """The exceptions, in addition to OSError, that zipfile raises for damaged, encrypted or unsupported archives."""
+_REJECTED = (InstallerError, InvalidRecordEntry, configparser.Error, AssertionError)
+"""The exceptions that installer raises for an invalid RECORD or entry_points.txt."""
 _MACHINES = {"armhf": ("EM_ARM", 32), "arm64": ("EM_AARCH64", 64), "amd64": ("EM_X86_64", 64)}
 _TEXTS = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 """The attributes with the texts of pyelftools' dynamic tags."""
@@ -166,6 +170,7 @@ def _check_elf(name: str, content: IO[bytes], target: Architecture) -> None:
         seen = (elf["e_machine"], elf.elfclass, elf.little_endian)
         fits = seen == (machine, bits, True)
         soft = fits and target.debian == "armhf" and not _is_hard_float(elf)
+        dynamic(elf)  # raises ELFError if the sections cannot be read
     except (ELFError, UnicodeDecodeError) as fault:
         found = str(fault) or "truncated file"
         raise WheelUnusable(f"{name} is not a readable ELF file", found=found, fix="build the wheel again") from fault
@@ -231,10 +236,11 @@ def dynamic(elf: ELFFile) -> tuple[list[str], list[str]]:
     return needed, paths
 
 
-def unpack(wheel: Path, root: Path, suite: Suite) -> None:
+def unpack(wheel: Path, root: Path, suite: Suite, *, overwrite: bool = False) -> None:
     """Install a wheel under the folder ``root``, in Debian's path for locally installed Python packages.
 
-    Scripts use the target's interpreter. Raises WheelUnusable.
+    Scripts use the target's interpreter. Raises WheelUnusable if the wheel cannot be used or, unless ``overwrite`` is
+    true, if one of its files already exists.
     """
     packages = f"/usr/local/lib/python{suite.python}/dist-packages"
     destination = SchemeDictionaryDestination(
@@ -248,10 +254,12 @@ def unpack(wheel: Path, root: Path, suite: Suite) -> None:
         interpreter="/usr/bin/python3",
         script_kind="posix",
         destdir=str(root),
+        overwrite_existing=overwrite,
     )
     try:
         with WheelFile.open(wheel) as source:
             install(source=source, destination=destination, additional_metadata={"INSTALLER": b"pitorch\n"})
-    except (*UNREADABLE, InstallerError, KeyError, ValueError, FileExistsError) as fault:
+    except (*UNREADABLE, *_REJECTED, KeyError, ValueError, FileExistsError) as fault:
         fix = "build the wheel again"
-        raise WheelUnusable(f"{wheel.name} cannot be unpacked", found=str(fault), fix=fix) from fault
+        found = str(fault) or "an invalid entry point"  # installer's assertion has no text
+        raise WheelUnusable(f"{wheel.name} cannot be unpacked", found=found, fix=fix) from fault

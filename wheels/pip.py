@@ -94,8 +94,8 @@ def run_pip(
     """Run ``python -m pip WORDS`` without prompts; ``what`` names the download in error messages.
 
     If no file in the index satisfies a requirement, raises the exception class ``missing`` with the advice ``fix``.
-    Raises SourceUnavailable if a file has a wrong SHA-256, and NetworkUnreachable if the index cannot be reached. For
-    any other failure, raises CommandFailed with the last lines of pip's output.
+    Raises SourceUnavailable if a file has a wrong SHA-256, NetworkUnreachable if the index cannot be reached, and
+    DiskFull. For any other failure, raises CommandFailed with the last lines of pip's output.
     """
     try:
         run(
@@ -105,6 +105,8 @@ def run_pip(
             log=log,
         )
     except CommandFailed as fault:
+        if full := files.full_disk(fault.tail, what, log.parent):
+            raise full from fault
         output = Output.parse(fault.tail)
         if output.socks_missing:
             raise NetworkUnreachable(

@@ -48,11 +48,12 @@ class PipSettings:
 def of_this_pc(find_links: Sequence[str] = (), constraints: Sequence[str] = ()) -> PipSettings:
     """Return the environment and mounts for this PC's pip settings.
 
-    ``find_links`` lists additional folders with wheels in the container; ``constraints`` lists additional constraints
-    files as absolute paths on this PC or URLs.
+    ``find_links`` lists additional folders with wheels in the container; ``constraints`` lists the URLs of additional
+    constraints files.
     """
-    listing = process.run([sys.executable, "-m", "pip", "config", "list"], merge_stderr=False, limit_s=60).output
-    settings = parse(listing)
+    argv = [sys.executable, "-m", "pip", "config", "list"]
+    fix = "correct the file that pip names below"
+    settings = parse(process.run(argv, merge_stderr=False, limit_s=60, fix=fix).output)
     if constraints:
         settings["constraint"] = " ".join([*settings.get("constraint", "").split(), *constraints])
     return for_container(settings, os.environ, find_links)

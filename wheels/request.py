@@ -47,7 +47,7 @@ class Wanted:
         """
         if not _looks_like_path(text, folder):
             return cls._pinned(text)
-        path = (folder / text).resolve()
+        path = Path(os.path.realpath(folder / text))  # Path.resolve raises RuntimeError for a loop of links
         if path.is_dir():
             if not any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
                 raise SourceUnavailable(
@@ -101,7 +101,7 @@ class Options:
     isolated: bool = True
     """Whether to install build requirements into an isolated environment instead of using the container's packages."""
     constraints: Sequence[str] = ()
-    """pip's constraints files, which also apply to build requirements, as paths on this PC or URLs."""
+    """The URLs of pip's constraints files, which also apply to build requirements."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The build's environment variables, which override all others."""
 
@@ -128,7 +128,7 @@ class Options:
                 found=", ".join(map(repr, wrong)),
                 fix="correct the name; for example: --package=libxml2-dev",
             )
-        paths = [text if "://" in text else str((folder / Path(text)).resolve()) for text in constraints]
+        paths = [text if "://" in text else os.path.realpath(folder / text) for text in constraints]
         if absent := [path for path in paths if "://" not in path and not Path(path).is_file()]:
             raise SourceUnavailable(
                 f"there is no constraints file at {absent[0]}",
@@ -140,7 +140,8 @@ class Options:
             from_source=from_source,
             packages=packages,
             isolated=isolated,
-            constraints=paths,
+            # pip splits the variable PIP_CONSTRAINT at spaces, which a URL does not contain.
+            constraints=[path if "://" in path else Path(path).as_uri() for path in paths],
             environment=dict(_variable(text) for text in variables),
         )
 

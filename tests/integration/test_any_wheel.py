@@ -36,7 +36,7 @@ from toolchain.errors import (
     WheelUnusable,
 )
 from toolchain.ports import free_port
-from wheels import build, faults, pip_settings
+from wheels import build, contents, faults, pip_settings
 from wheels.index import instructions, running_index, wheels_in
 from wheels.request import Options, Wanted
 from wheels.wheelhouse import REPLACED, place
@@ -107,12 +107,13 @@ def test_folders_without_a_slash_and_archives_are_accepted(tmp_path: Path) -> No
     assert Wanted.parse("here-1.0.tar.gz", folder=tmp_path).project == tmp_path / "here-1.0.tar.gz"
 
 
-@pytest.mark.parametrize("text", ["./nothing", "empty", "./notes.txt", "full/", "~nosuchuser/x"])
+@pytest.mark.parametrize("text", ["./nothing", "empty", "./notes.txt", "full/", "~nosuchuser/x", "./loop"])
 def test_paths_without_a_project_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "main.py").write_text("")
     (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(SourceUnavailable) as caught:
         Wanted.parse(text, folder=tmp_path)
     assert str(tmp_path) in caught.value.summary
@@ -245,6 +246,11 @@ def test_settings_of_this_pcs_pip_are_used(tmp_path: Path, monkeypatch: pytest.M
     found = pip_settings.of_this_pc().environment
     assert (found["PIP_TIMEOUT"], found["PIP_NO_INDEX"]) == ("77", "true")
     assert found["PIP_INDEX_URL"] == "https://index.invalid/simple"
+    (tmp_path / "pip.conf").write_text("index-url = https://index.invalid/simple\n")
+    with pytest.raises(CommandFailed, match="pip config list failed") as caught:
+        pip_settings.of_this_pc()
+    assert caught.value.fix == "correct the file that pip names below"
+    assert "no section headers" in caught.value.tail
 
 
 # --- error messages -------------------------------------------------------------------------------------------------
@@ -500,6 +506,17 @@ def test_packages_of_missing_files_are_suggested(tmp_path: Path, encoding: str) 
     assert "nosuch.h is missing, and no package of the distribution contains it." in str(fault)
 
 
+@pytest.mark.parametrize("kept", [0, 10, 15])
+def test_damaged_index_of_packages_lists_no_package(tmp_path: Path, kept: int) -> None:
+    (missing,) = contents.missing_in("a.c:1:10: fatal error: jpeglib.h: No such file or directory\n")
+    whole = gzip.compress(b"usr/include/jpeglib.h libdevel/libjpeg62-turbo-dev\n" + os.urandom(1000))
+    index = tmp_path / "Contents-armhf.gz"
+    index.write_bytes(whole)
+    assert contents.owners_in(index, [missing]) == {missing: ["libjpeg62-turbo-dev"]}
+    index.write_bytes(whole[:kept] + b"\xff" * 100)
+    assert contents.owners_in(index, [missing]) == {}
+
+
 def test_missing_header_is_reported_without_an_index(tmp_path: Path) -> None:
     output = "a.cpp:3:10: fatal error: 'boost/any.hpp' file not found\nerror: subprocess-exited-with-error\n"
     config = load_config({"build": {"folder": str(tmp_path)}})
@@ -629,11 +646,11 @@ def test_log_is_named_after_the_package() -> None:
 
 
 def test_constraints_and_variables_reach_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "limits.txt").write_text("cython<3\n")
+    (tmp_path / "my limits.txt").write_text("cython<3\n")
     monkeypatch.setenv("TOKEN", "secret")
     address = "https://example.invalid/limits.txt"
     options = options_of(
-        tmp_path, constraints=["limits.txt", address], variables=["TOKEN", "CFLAGS=-O3 -DX=1", "EMPTY="]
+        tmp_path, constraints=["my limits.txt", address], variables=["TOKEN", "CFLAGS=-O3 -DX=1", "EMPTY="]
     )
     assert options.environment == {"TOKEN": "secret", "CFLAGS": "-O3 -DX=1", "EMPTY": ""}
     (tmp_path / "pip.conf").write_text(f"[global]\nconstraint = {tmp_path}/mine.txt\n")
@@ -641,8 +658,8 @@ def test_constraints_and_variables_reach_the_build(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.delenv("PIP_CONSTRAINT", raising=False)
     found = pip_settings.of_this_pc((), options.constraints)
-    assert found.environment["PIP_CONSTRAINT"] == f"{tmp_path}/mine.txt {tmp_path}/limits.txt {address}"
-    assert set(found.paths) >= {f"{tmp_path}/mine.txt", f"{tmp_path}/limits.txt"}
+    assert found.environment["PIP_CONSTRAINT"] == f"{tmp_path}/mine.txt {tmp_path.as_uri()}/my%20limits.txt {address}"
+    assert set(found.paths) >= {f"{tmp_path}/mine.txt", f"{tmp_path}/my limits.txt"}
     argv = build.command("x==1", Wanted(name="x", version="1"), tmp_path, options)
     assert not any("secret" in word for word in argv), "values are passed to the engine, not on the command line"
 
@@ -652,12 +669,14 @@ def test_constraints_and_variables_reach_the_build(tmp_path: Path, monkeypatch: 
     [
         ({"constraints": ["none.txt"]}, "no constraints file at"),
         ({"constraints": ["."]}, "no constraints file at"),
+        ({"constraints": ["loop"]}, "no constraints file at"),
         ({"variables": ["NOT_SET_ANYWHERE"]}, "is not set"),
         ({"variables": ["a b=c"]}, "does not contain a valid variable name"),
         ({"variables": ["=c"]}, "does not contain a valid variable name"),
     ],
 )
 def test_wrong_options_are_refused(tmp_path: Path, given: dict[str, Sequence[str]], message: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(SourceUnavailable, match=message) as caught:
         options_of(tmp_path, **given)
     assert caught.value.fix

@@ -7,12 +7,14 @@ size. Since Linux 6.7, a user namespace also has its own binfmt_misc, in which n
 from __future__ import annotations
 
 import contextlib
+import http.server
 import importlib.util
 import json
 import os
 import re
 import shutil
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
@@ -22,12 +24,12 @@ from pathlib import Path
 import pytest
 from apt_parts import Archive, sources
 from elftools.elf.elffile import ELFFile
-from http_parts import served
+from http_parts import served, serving
 from limited_memory import limited_group, output_in
 from machine import OWN_BINFMT, in_user_namespace
 from rich.console import Console
 
-from doctor import emulation, foreign_programs, network
+from doctor import emulation, foreign_programs, network, servers
 from doctor.containers import check_container, engine_findings, judge_engine
 from doctor.emulation import check_mmap_min_addr, check_registration
 from doctor.emulator_versions import check_emulator, judge_emulator
@@ -46,7 +48,10 @@ from toolchain.architecture import ARCHITECTURES, host_architecture
 from toolchain.config import ROOT, BuildConfig, Config, ImageConfig
 from toolchain.errors import ChecksFailed, UserError
 
-_MODULES = "from doctor import emulation, finding, foreign_programs, host, resources, servers"
+_MODULES = (
+    "from doctor import containers, emulation, finding, foreign_programs, host, resources, servers; "
+    "from toolchain import config"
+)
 """Imports for expressions that another process evaluates."""
 
 
@@ -335,6 +340,21 @@ def test_a_build_folder_of_another_user_is_reported(tmp_path: Path) -> None:
             os.seteuid(0)
 
 
+def test_a_disk_without_room_for_a_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other checks use the temporary folder, and the engine cannot be started."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("DOCKER_CONTEXT", "default")
+    mount = f"mount -t tmpfs -o nr_inodes=1 tmpfs {tmp_path}; mount -t tmpfs tmpfs /run"
+    folder = f"resources.writable(Path({str(tmp_path)!r}))"
+    config = f"config.Config(build=config.BuildConfig(folder=Path({str(tmp_path)!r})))"
+    found = checked_in_namespace(f"finding.ok('', '', str({folder}))", before=mount).found
+    assert found == tempfile.gettempdir()
+    finding = checked_in_namespace(f"containers.engine_findings({config})[0]", before=mount)
+    assert (finding.check, finding.verdict) == ("engine", Verdict.FAIL)
+    assert "No space left on device" in finding.found
+    assert finding.fix == "free some disk space"
+
+
 @pytest.mark.parametrize(("size_mib", "verdict"), [(64, Verdict.FAIL), (200, Verdict.WARN), (301, Verdict.OK)])
 def test_free_disk_space_is_compared_with_limits(tmp_path: Path, size_mib: int, verdict: Verdict) -> None:
     finding = checked_in_namespace(
@@ -455,6 +475,31 @@ def test_a_missing_engine_is_a_finding(tmp_path: Path, monkeypatch: pytest.Monke
     assert found["engine"].verdict is Verdict.FAIL
     assert "unset DOCKER_HOST" in found["engine"].fix
     assert found["container"].fix == "first apply the fix for 'engine'"
+
+
+def test_an_engine_that_exits_during_the_build_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exits(http.server.BaseHTTPRequestHandler):
+        def address_string(self) -> str:
+            return ""
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+        def do_GET(self) -> None:
+            self.wfile.write(b'HTTP/1.1 200 OK\r\n\r\n{"ApiVersion": "1.41"}')
+
+        def do_POST(self) -> None:
+            self.wfile.write(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n{"stream": "Step 1"')
+
+        def do_DELETE(self) -> None:
+            """Close the connection without a response."""
+
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket has at most 107 bytes
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{folder}/docker.sock")
+        with serving(socketserver.ThreadingUnixStreamServer(f"{folder}/docker.sock", Exits)):
+            finding = check_container("linux/arm/v7")
+    assert (finding.check, finding.verdict) == ("container", Verdict.FAIL)
+    assert "IncompleteRead" in finding.found
 
 
 @pytest.mark.parametrize(
@@ -621,6 +666,16 @@ def test_another_disk_of_the_engine_is_recognised(tmp_path: Path) -> None:
                 assert not on_another_disk(elsewhere, tmp_path / "closed" / "build")
             finally:
                 os.seteuid(0)
+
+
+def test_a_registry_program_that_does_not_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "docker-registry"
+    program.write_text("#!/bin/sh\necho cannot load a library >&2\nexit 127\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    finding = guarded("local registry", servers.check_local_registry)
+    assert finding.verdict is Verdict.FAIL
+    assert "--reinstall docker-registry" in finding.fix
 
 
 @pytest.mark.parametrize(("architecture", "program"), [("armhf", "qemu-system-arm"), ("arm64", "qemu-system-aarch64")])

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from waiting import eventually
 from registry import local as local_registry
 from registry.local import Settings
 from toolchain.config import Config, load_config
-from toolchain.errors import InUse, ProgramMissing, UserError
+from toolchain.errors import InUse, ProgramMissing, RootNeeded, UserError
 from toolchain.ports import free_port
 
 
@@ -107,6 +108,29 @@ def test_reused_pid_is_not_the_registry(config: Config) -> None:
     running.settings.state.write_text(json.dumps(state))
     assert not local_registry.look(Settings.of(config)).running
     local_registry.down(Settings.of(config))  # The recorded process is the test run, which must not be stopped.
+
+
+def test_registry_of_another_user_is_not_stopped() -> None:
+    """The folder belongs to an ordinary user, and root has started the registry."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as name:
+        settings = Settings(folder=Path(name, "registry"))
+        with local_registry.serve(settings):
+            for path in (Path(name), settings.folder, *settings.folder.iterdir()):
+                os.chown(path, 65534, 65534)
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    os.setuid(65534)
+                    local_registry.stop(settings)
+                except RootNeeded as fault:
+                    code = fault.exit_code
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == RootNeeded.exit_code
+            assert local_registry.look(settings).running
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"process": {}}', '{"process": 3, "address": "", "url": ""}'])
@@ -228,7 +252,7 @@ def test_localhost_means_loopback(tmp_path: Path) -> None:
 
 
 def test_configuration_is_private_with_any_path(tmp_path: Path) -> None:
-    folder = tmp_path / 'a "quoted": {path} #1'
+    folder = tmp_path / 'a "quoted": {path} #1 🥧'
     with local_registry.serve(Settings(folder=folder)) as running:
         written = yaml.safe_load(running.settings.configuration.read_text())
         assert written["storage"]["filesystem"]["rootdirectory"] == str(folder / "images")

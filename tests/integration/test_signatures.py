@@ -43,6 +43,7 @@ from registry.local import Registry
 from registry.reference import Reference, resolve
 from toolchain.config import Config, load_config
 from toolchain.errors import ArtefactDamaged, ArtefactMissing, ConfigError, SignatureRefused, UserError
+from toolchain.files import sha256_of
 from toolchain.manifest import Artefact, Manifest
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -597,6 +598,18 @@ def test_signed_product_has_the_provenance_of_its_build(keys: Keys, tmp_path: Pa
     card.write_text("another card")
     with pytest.raises(ArtefactDamaged, match="does not match its manifest"):
         publish.sign_file(config, card)
+
+
+@pytest.mark.parametrize(
+    "predicate", [None, {}, {"runDetails": {"metadata": {"finishedOn": "now"}, "byproducts": [{"uri": "https://x"}]}}]
+)
+def test_provenance_of_another_program_is_reported(keys: Keys, tmp_path: Path, predicate: dict[str, Any]) -> None:
+    (file := tmp_path / "file").write_text("contents")
+    statement = attestations.statement(file.name, sha256_of(file), PROVENANCE, predicate)
+    publish.envelope_of(file).write_bytes(signing.envelope(statement, signing.load_private(keys.private)))
+    with pytest.raises(ArtefactDamaged, match=r"was not written by \./inv sign") as caught:
+        publish.verify_file(load_config({}), file, key=keys.public)
+    assert caught.value.fix == f"run ./inv sign {file}"
 
 
 @pytest.mark.parametrize("given", ["docs/../sd/card.img", "link/card.img"])

@@ -192,9 +192,10 @@ def test_audit_distinguishes_float_abis_of_gcc(tmp_path: Path, abi: str, fits: b
             wheels.audit(wheel, ARMHF)
 
 
+@pytest.mark.parametrize("flags", [EABI5, HARD])
 @pytest.mark.parametrize("length", [4, 5, 16, 40, 60, 120])
-def test_truncated_elf_file_is_refused(tmp_path: Path, length: int) -> None:
-    whole = elf(EM_ARM, flags=EABI5, vfp_args=1)
+def test_truncated_elf_file_is_refused(tmp_path: Path, length: int, flags: int) -> None:
+    whole = elf(EM_ARM, flags=flags, vfp_args=1)
     assert len(whole) > 120
     with pytest.raises(WheelUnusable, match=r"a\.so is not a readable ELF file") as caught:
         wheels.audit(make_wheel(tmp_path, {"a.so": whole[:length]}), ARMHF)
@@ -385,11 +386,36 @@ def test_paths_outside_the_root_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "escaped").exists()
 
 
-def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
-    wheel = full_wheel(tmp_path)
-    wheels.unpack(wheel, tmp_path / "root", TRIXIE)
+@pytest.mark.parametrize(
+    "text",
+    ["thing-run = thing:main\n", "[console_scripts]\nthing-run\n", "[console_scripts]\nthing-run = thing main\n"],
+)
+def test_invalid_entry_points_are_refused(tmp_path: Path, text: str) -> None:
+    """The audit does not read the entry points."""
+    wheel = make_wheel(tmp_path, {"thing-1.0.dist-info/entry_points.txt": text})
+    assert wheels.audit(wheel, ARMHF) == 0
     with pytest.raises(WheelUnusable, match="cannot be unpacked"):
         wheels.unpack(wheel, tmp_path / "root", TRIXIE)
+
+
+def test_invalid_record_is_refused(tmp_path: Path) -> None:
+    """The wheels that an audited wheel requires are unpacked without an audit."""
+    wheel = make_wheel(tmp_path, {"thing.py": ""}, record=lambda text: text.replace(",", "", 1))
+    with pytest.raises(WheelUnusable, match="cannot be unpacked"):
+        wheels.unpack(wheel, tmp_path / "root", TRIXIE)
+
+
+def test_existing_files_are_overwritten_only_on_request(tmp_path: Path) -> None:
+    """A file that two packages contain is overwritten by pip; the layers of images must not have such files."""
+    wheel = full_wheel(tmp_path)
+    other = make_wheel(tmp_path, {"thing/__init__.py": "value = 2\n"}, name="other")
+    wheels.unpack(wheel, tmp_path / "root", TRIXIE)
+    for again in (wheel, other):
+        with pytest.raises(WheelUnusable, match="cannot be unpacked"):
+            wheels.unpack(again, tmp_path / "root", TRIXIE)
+    wheels.unpack(other, tmp_path / "root", TRIXIE, overwrite=True)
+    (found,) = (tmp_path / "root").rglob("thing/__init__.py")
+    assert found.read_text() == "value = 2\n"
 
 
 # Byte code.

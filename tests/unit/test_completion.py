@@ -48,6 +48,11 @@ def test_bash_completes_a_tasks_options(program: Path) -> None:
     assert complete_in_bash(program, "doctor", "--j") == ["--json"]
 
 
+def test_bash_completes_for_a_checkout_below_the_home_folder(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(program.parent))
+    assert complete_in_bash(Path("~/inv"), "upstream") == ["upstream-tests"]
+
+
 def test_bash_offers_nothing_for_an_unknown_task(program: Path) -> None:
     assert complete_in_bash(program, "no-such-task") == []
 
@@ -60,10 +65,11 @@ def test_bash_registers_the_completion_for_inv() -> None:
     assert "_pitorch_inv" in ended.stdout
 
 
-def test_fish_completes_tasks_and_options(program: Path) -> None:
+def test_fish_completes_tasks_and_options(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("fish") is None:
         pytest.skip("fish is not installed")
-    for line, word in ((f"{program} doc", "doctor"), (f"{program} doctor --j", "--json")):
+    monkeypatch.setenv("HOME", str(program.parent))
+    for line, word in ((f"{program} doc", "doctor"), ("~/inv doctor --j", "--json")):
         script = f"{completion.script('fish')}\ncomplete --do-complete {shlex.quote(line)}"
         ended = subprocess.run(["fish", "--no-config", "-c", script], capture_output=True, text=True, check=True)
         assert word in ended.stdout.split()

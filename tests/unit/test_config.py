@@ -97,6 +97,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"registry": {"address": "-r.example"}},
         "expected HOST[:PORT], with at most 63 characters between dots, found '-r.example'",
     ),
+    "registry, IPv6": ({"registry": {"address": "[:::]:5000"}}, "expected an IPv6 address in the brackets"),
     "registry, port": ({"registry": {"address": "r.example:65536"}}, "expected a port from 1 to 65535"),
     "registry, port 0": ({"registry": {"address": "127.0.0.1:0"}}, "expected a port from 1 to 65535"),
     "registry, bare name": ({"registry": {"address": "r"}}, "expected a host with a dot or a port"),

@@ -310,11 +310,27 @@ def test_a_requirement_with_a_url_is_reported(tmp_path: Path) -> None:
     assert "https://example.org/other.zip" in caught.value.found
 
 
-def test_an_invalid_requirement_of_a_wheel_is_reported(tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path, {}, tag="py3-none-any", requires="torch (>=1.9.*)")
+@pytest.mark.parametrize("requires", ["torch (>=1.9.*)", "torch – 1.9"])
+def test_an_invalid_requirement_of_a_wheel_is_reported(tmp_path: Path, requires: str) -> None:
+    wheel = make_wheel(tmp_path, {}, tag="py3-none-any", requires=requires)
     with pytest.raises(WheelUnusable, match="has an invalid requirement") as caught:
         download.dependencies(wheel, tmp_path, ARCHITECTURES["arm64"], load_suite("trixie"), tmp_path / "log")
-    assert "torch (>=1.9.*)" in caught.value.found
+    assert caught.value.found.startswith("torch ")
+
+
+@pytest.mark.parametrize(
+    ("contents", "requires", "reason"),
+    [({"one.py": ""}, "absent==1", "does not have absent==1"), ({"data.txt": ""}, "", "no importable module")],
+)
+def test_a_wheel_that_cannot_be_run_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: Mapping[str, str], requires: str, reason: str
+) -> None:
+    """The result of the static check is then still printed."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    wheel = make_wheel(tmp_path, contents, tag="py3-none-any", requires=requires)
+    probed = audit_wheel._run(Config(), wheel, tmp_path, CPU, tmp_path / "log")
+    assert probed.verdict == INCOMPLETE
+    assert reason in probed.reason
 
 
 # ------------------------------------------------------------------------------------------------ the result
@@ -403,7 +419,16 @@ def test_both_parts_are_printed_in_80_columns() -> None:
 def test_a_project_is_not_a_wheel(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "setup.py").touch()
+    (tmp_path / "loop.whl").symlink_to("loop.whl")
     config = Config()
-    for text, message in (("./project", "is not a wheel"), ("absent.whl", "there is no wheel")):
+    refused = {"./project": "is not a wheel", "absent.whl": "there is no wheel", "loop.whl": "there is no wheel"}
+    for text, message in refused.items():
         with pytest.raises(SourceUnavailable, match=message):
             audit_wheel._wheel(config, text, tmp_path, tmp_path, tmp_path / "log")
+
+
+def test_a_link_to_a_wheel_keeps_its_name(tmp_path: Path) -> None:
+    (tmp_path / "0123abcd").touch()
+    (tmp_path / "thing-1.0-py3-none-any.whl").symlink_to("0123abcd")
+    found = audit_wheel._wheel(Config(), "./thing-1.0-py3-none-any.whl", tmp_path, tmp_path, tmp_path / "log")
+    assert found == tmp_path / "thing-1.0-py3-none-any.whl"

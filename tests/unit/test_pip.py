@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
+from registry_parts import small_disk
 from wheel_parts import make_wheel
 
 from toolchain import progress
-from toolchain.errors import CommandFailed, NetworkUnreachable, SourceUnavailable
+from toolchain.errors import CommandFailed, DiskFull, NetworkUnreachable, SourceUnavailable
 from wheels.index import running_index, wheels_in
 from wheels.pip import run_pip
 
@@ -57,6 +59,18 @@ def test_missing_version_is_not_a_network_error(tmp_path: Path, monkeypatch: pyt
                 environment={"no_proxy": "*"},
             )
     assert "NewConnectionError" in (tmp_path / "log").read_text()
+
+
+def test_full_disk_is_reported(tmp_path: Path) -> None:
+    make_wheel(tmp_path / "house", {"blob": os.urandom(300_000)}, tag="py3-none-any")
+    with small_disk(tmp_path / "disk", "64k") as disk, pytest.raises(DiskFull, match=r"no room for it") as caught:
+        run_pip(
+            ["download", "--no-index", f"--find-links={tmp_path / 'house'}", "--dest", disk, "thing"],
+            what="it",
+            log=tmp_path / "log",
+            fix="name another",
+        )
+    assert "No space left on device" in caught.value.found
 
 
 def test_other_errors_keep_pips_output(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import getpass
 import io
 import json
@@ -88,6 +89,7 @@ def test_docker_hub_has_another_api_host() -> None:
         ("me:word@r.example/a", "", "must not contain a user or password"),
         ("/a", "", "is not the address of a registry"),
         ("r.example:65536/a", "", "is not the address of a registry"),
+        ("[1::2::3]:5000/a", "", "is not the address of a registry"),
         (64 * "x" + ".example/a", "", "at most 63 characters"),
         ("someone/a", "", "Docker Hub"),
         ("r.example/" + 250 * "a", "", "too long"),
@@ -224,6 +226,20 @@ def test_secrets_are_not_in_repr() -> None:
     assert "me" in repr(known)
     assert "hidden" not in repr(known)
     assert "hidden" not in str(transfer.explain("unauthorized", HERE, known))
+
+
+def test_passwords_may_be_in_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "gehe\udcefm"  # a byte that is not UTF-8, as Python decodes it in an environment variable
+    encoded = Credentials(user="me", password=secret).basic.removeprefix("Basic ")
+    assert base64.b64decode(encoded) == b"me:gehe\xefm"
+    key = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"gehe\xefm"),
+    )
+    (tmp_path / "key.pem").write_bytes(key)
+    monkeypatch.setattr(passwords, "_taken", {passwords.SIGNING: secret})
+    assert signing.load_private(tmp_path / "key.pem")
 
 
 def test_error_in_the_event_stream_is_raised() -> None:
