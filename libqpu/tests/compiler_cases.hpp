@@ -802,6 +802,33 @@ TEST_CASE("manual VPM reads and writes keep their order") {
       &x, &out);
 }
 
+TEST_CASE("a DMA load between a VPM setup and the read matches") {
+  SharedArray<int> a = cases::ints(256), out(64);
+  cases::sameOnOne(
+      out,
+      [](Ptr<Int> p, Ptr<Int> r) {
+        dmaSetReadPitch(64);
+        dmaSetupRead(HORIZ, 2, 0);
+        dmaStartRead(p);
+        dmaWaitRead();
+        dmaSetupRead(HORIZ, 2, 16 * 4);
+        vpmSetupRead(HORIZ, 2, 0);
+        dmaStartRead(p + 32);
+        Int x = vpmGetInt();
+        Int y = vpmGetInt();
+        dmaWaitRead();
+        vpmSetupRead(HORIZ, 2, 4);
+        dmaWaitRead();
+        Int u = vpmGetInt();
+        Int v = vpmGetInt();
+        store(x, r);
+        store(y, r + 16);
+        store(u, r + 32);
+        store(v, r + 48);
+      },
+      &a, &out);
+}
+
 TEST_CASE("assigning a variable to itself in Where keeps it") {
   SharedArray<int> out(16);
   const auto kernel = [](Ptr<Int> r) {

@@ -496,6 +496,33 @@ TEST_CASE("unordered writes of one word by two QPUs are errors") {
                                             "ordered after the write by QPU 0");
 }
 
+TEST_CASE("unordered reads of another QPU's VPM words are errors") {
+  const auto program = [](bool ordered, bool stores) {
+    // QPU 0 writes the row. If `ordered` is true, QPU 1 waits for this write.
+    Code code;
+    code << move(toR(0), ra(kUniform));
+    code << flags(move(to(address::kNop), r(0)));
+    code.branchTo(code.size() + 11, BranchCond::AnyZClear);
+    code.set(toB(address::kVpmSetup), rows32(0)).set(to(address::kVpm), 1);
+    code << (ordered ? semaphore(1, false) : nop());
+    code.branchTo(code.size() + (stores ? 8 : 10));
+    code << (ordered ? semaphore(1, true) : nop());
+    if (stores)
+      code.dmaStore(storeSetup(1, 16, 0), kOut);
+    else
+      code.set(toA(address::kVpmSetup), rows32(0, 1)).nops(3) << move(toR(1), ra(address::kVpm));
+    return code.nops(2).end();
+  };
+  Setting two;
+  two.uniforms = {{0}, {1}};
+  for (const bool stores : {false, true}) {
+    CHECK(run(program(true, stores), two).report.instructions > 0);
+    says(failure(program(false, stores), two), std::string("row 0, column 0 of the VPM is ") +
+                                                   (stores ? "stored" : "read") +
+                                                   " without being ordered after the write by QPU 0");
+  }
+}
+
 TEST_CASE("the mutex orders memory accesses") {
   Code code;
   code << move(toR(0), ra(address::kMutex));

@@ -53,6 +53,23 @@ TEST_CASE("two Elses of one If are an error") {
   CHECK(contains(text, "already has an Else"));
 }
 
+TEST_CASE("an expression that is nested too deeply is an error") {
+  const auto nested = [](int operations) {
+    return [operations](Ptr<Int> p) {
+      qpu::IntExpr sum = qpu::index();
+      for (int i = 0; i < operations; ++i) sum = sum + *p;
+      *p = sum;
+    };
+  };
+  CHECK_NOTHROW(compile(nested(9000), "bad"));
+  const std::string text = refused([] {
+    qpu::IntExpr sum = qpu::index();
+    for (int i = 0; i < 200'000; ++i) sum = sum + i;
+  });
+  CHECK(contains(text, "kernel 'bad'"));
+  CHECK(contains(text, "more than 10000 operations are nested in an expression; assign parts of the expression"));
+}
+
 TEST_CASE("End without an open block is an error") {
   CHECK(contains(refused([] { qpu::End_(); }), "no If, While, For or Where is open"));
   CHECK(contains(refused([] {

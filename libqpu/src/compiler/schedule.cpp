@@ -141,11 +141,11 @@ class ListScheduler {
   // calls this function if nothing can issue without a stall.
   Bundle chooseWithStall() {
     candidates_.clear();
-    for (const auto* ready : {&state_.ready.forR4(), &state_.ready.others()})
+    for (const auto* ready : {&state_.ready.forR4(), &state_.ready.waits()})
       for (const std::uint32_t n : *ready) {
-        Candidate candidate;
         if (!graph_.nodes[n].canStall() || !state_.canIssue(n)) continue;
         if (receives_.isDelayed(n) && (state_.idle < kIdleBeforeReceive || receives_.isInGap())) continue;
+        Candidate candidate;
         if (planner_.planNode(n, candidate)) candidates_.add(candidate);
       }
     Bundle bundle = bundler_.chooseFirst();

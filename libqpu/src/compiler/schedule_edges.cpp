@@ -168,6 +168,12 @@ class EdgeBuilder {
              o.op == Op::VpmRead && before == address::kVpmSetup         ? kVpmReadLatency
              : o.op == Op::DmaLoadWait && before == address::kDmaAddress ? kDmaLoadSetup + kDmaLoadRow
                                                                          : 1);
+        // Other operations may be between the setup and the first read.
+        if (o.op == Op::VpmRead && readSetup_ != kNone) {
+          if (readSetup_ != readSide_) edge(readSetup_, i, kVpmReadLatency);
+          readSetup_ = kNone;
+        }
+        if (o.op == Op::VpmReadSetup) readSetup_ = i;
         edge(barrier_, i, 1);
         if (o.op == Op::DmaLoadStart) edge(store_, i, 1);
         // A kernel that accesses the VPM directly may read data that it has written itself, and
@@ -262,9 +268,9 @@ class EdgeBuilder {
   std::vector<std::uint32_t> flagReaders_;
   std::array<std::vector<std::uint32_t>, 2> requests_, receives_;
   std::array<std::uint32_t, 2> lastRequest_{kNone, kNone}, lastReceive_{kNone, kNone};
-  std::uint32_t uniform_ = kNone, readSide_ = kNone, writeSide_ = kNone, store_ = kNone,
-                storeOfKernel_ = kNone, readOfKernel_ = kNone, writeOfKernel_ = kNone,
-                load_ = kNone, barrier_ = kNone, spill_ = kNone;
+  std::uint32_t uniform_ = kNone, readSide_ = kNone, readSetup_ = kNone, writeSide_ = kNone,
+                store_ = kNone, storeOfKernel_ = kNone, readOfKernel_ = kNone,
+                writeOfKernel_ = kNone, load_ = kNone, barrier_ = kNone, spill_ = kNone;
 };
 
 }  // namespace

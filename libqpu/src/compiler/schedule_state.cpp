@@ -19,14 +19,22 @@ std::uint32_t poolOf(const ScheduleOptions& options, unsigned file) {
 }  // namespace
 
 void ReadyLists::insert(std::uint32_t node) {
-  auto& list = listOf(node);
+  insert(listOf(node), node);
+  if (graph_.nodes[node].form == Node::Form::Wait) insert(waits_, node);
+}
+
+void ReadyLists::remove(std::uint32_t node) {
+  remove(listOf(node), node);
+  if (graph_.nodes[node].form == Node::Form::Wait) remove(waits_, node);
+}
+
+void ReadyLists::insert(std::vector<std::uint32_t>& list, std::uint32_t node) const {
   list.insert(std::upper_bound(list.begin(), list.end(), node,
                                [this](std::uint32_t x, std::uint32_t y) { return precedes(x, y); }),
               node);
 }
 
-void ReadyLists::remove(std::uint32_t node) {
-  auto& list = listOf(node);
+void ReadyLists::remove(std::vector<std::uint32_t>& list, std::uint32_t node) const {
   list.erase(std::lower_bound(list.begin(), list.end(), node,
                               [this](std::uint32_t x, std::uint32_t y) { return precedes(x, y); }));
 }

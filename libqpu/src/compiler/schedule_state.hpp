@@ -45,12 +45,16 @@ class ReadyLists {
   const std::vector<std::uint32_t>& others() const { return others_; }
   const std::vector<std::uint32_t>& forR4() const { return forR4_; }
   const std::vector<std::uint32_t>& forR5() const { return forR5_; }
+  // The waits for DMA transfers, which are also in others().
+  const std::vector<std::uint32_t>& waits() const { return waits_; }
 
   void insert(std::uint32_t node);
   void remove(std::uint32_t node);
 
  private:
   std::vector<std::uint32_t>& listOf(std::uint32_t node);
+  void insert(std::vector<std::uint32_t>& list, std::uint32_t node) const;
+  void remove(std::vector<std::uint32_t>& list, std::uint32_t node) const;
   bool precedes(std::uint32_t x, std::uint32_t y) const {
     const std::int32_t hx = graph_.nodes[x].height;
     const std::int32_t hy = graph_.nodes[y].height;
@@ -58,7 +62,7 @@ class ReadyLists {
   }
 
   const Graph& graph_;
-  std::vector<std::uint32_t> others_, forR4_, forR5_;
+  std::vector<std::uint32_t> others_, forR4_, forR5_, waits_;
 };
 
 // The number of remaining operations for each pipe.

@@ -36,7 +36,10 @@ std::optional<FlagSets> MaskSelector::sets(Value mask) const {
       break;
     }
     case Kind::MaskAnd:
-    case Kind::MaskOr: return combined(i, i.a, i.b) ? combined(i, i.a, i.b) : combined(i, i.b, i.a);
+    case Kind::MaskOr: {
+      const std::optional<FlagSets> inOrder = combined(i, i.a, i.b);
+      return inOrder ? inOrder : combined(i, i.b, i.a);
+    }
     default: break;
   }
   return std::nullopt;

@@ -173,6 +173,7 @@ class Machine {
   void readVpm(Qpu& q, std::uint32_t at, Vector& v);
   void writeVpm(Qpu& q, std::uint32_t at, const Vector& v);
   void tagVpm(const Qpu& q, std::uint32_t at, std::uint32_t word, Tag by);
+  void requireVpmOrder(const Qpu& q, std::uint32_t at, std::uint32_t word, const char* accessed);
   void checkRead(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t from) const;
   void tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region, std::uint32_t to,
                  std::uint32_t words);

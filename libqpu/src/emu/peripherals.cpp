@@ -295,6 +295,8 @@ void Machine::readVpm(Qpu& q, std::uint32_t at, Vector& v) {
     fail<ExecutionError>(q, at, "more VPM vectors are read than the read setup specifies");
   stall(q, at, q.readsReady, report_.stalledOnVpm);
   stall(q, at, timing_.vpm(q.clock), report_.stalledOnVpm);
+  if (history_.isShared())
+    for (std::uint32_t e = 0; e < kElements; ++e) requireVpmOrder(q, at, q.reads.place(e).word, "read");
   vpm_.read(q.reads, v);
   q.reads.advance();
   --q.reads.left;
@@ -330,13 +332,18 @@ void Machine::writeVpm(Qpu& q, std::uint32_t at, const Vector& v) {
 void Machine::tagVpm(const Qpu& q, std::uint32_t at, std::uint32_t word, Tag by) {
   Tag& tag = history_.vpm(word);
   if (tag == by) return;
-  if (!history_.mayOverwrite(tag, q.number))
-    fail<ExecutionError>(q, at,
-                         "row " + std::to_string(word / kVpmColumns) + ", column " +
-                             std::to_string(word % kVpmColumns) +
-                             " of the VPM is written without being ordered after the write by " +
-                             describeWriter(tag));
+  requireVpmOrder(q, at, word, "written");
   tag = by;
+}
+
+// Checks that the QPU accesses a word of the VPM after the last write to this word.
+void Machine::requireVpmOrder(const Qpu& q, std::uint32_t at, std::uint32_t word, const char* accessed) {
+  const Tag writer = history_.vpm(word);
+  if (history_.mayOverwrite(writer, q.number)) return;
+  fail<ExecutionError>(q, at,
+                       "row " + std::to_string(word / kVpmColumns) + ", column " +
+                           std::to_string(word % kVpmColumns) + " of the VPM is " + accessed +
+                           " without being ordered after the write by " + describeWriter(writer));
 }
 
 void Machine::tagMemory(const Qpu& q, std::uint32_t at, std::uint32_t region,
@@ -418,6 +425,9 @@ void Machine::moveRow(Qpu& q, std::uint32_t at, Dma& dma, const Transfer& t, std
   else if (history_.isWritten(region))
     for (std::uint32_t i = 0; i < words; ++i) checkRead(q, at, region, (from & ~3U) + 4 * i);
   const bool tags = load && history_.isShared();
+  if (!load && history_.isShared())
+    for (std::uint32_t j = 0; j < t.length; ++j)
+      if (const std::uint32_t n = t.word(row, j); n != Transfer::kOutside) requireVpmOrder(q, at, n, "stored");
   if (t.isRowOfWords(row) && !tags) {
     std::uint32_t* const vpm = &vpm_.word(t.word(row, 0));
     if (load)

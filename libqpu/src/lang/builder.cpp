@@ -1,6 +1,7 @@
 // Records the operators and statements of a kernel.
 #include "qpu/detail/builder.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -17,6 +18,19 @@ Node constant(Type type, std::uint32_t bits) {
   Expression e{Op::Constant, type, 0};
   e.bits = bits;
   return Recorder::current().make(e);
+}
+
+// The interpreter and the compiler visit operands recursively. In a debug build, this limit needs several MB of stack.
+constexpr int kMostDepth = 10'000;
+
+Node operation(Expression e, int depthOfOperands) {
+  Recorder& r = Recorder::current();
+  e.depth = depthOfOperands + 1;
+  if (e.depth > kMostDepth)
+    r.failHere("expression", Location(),
+               "more than " + std::to_string(kMostDepth) +
+                   " operations are nested in an expression; assign parts of the expression to variables");
+  return r.make(e);
 }
 
 // The size of the VPM window, and the maximum distance in bytes between memory rows.
@@ -89,7 +103,7 @@ Node unary(Op op, Type type, Node a) {
   if (op == Op::Not && operand.op == Op::Constant) return constant(type, ~operand.bits);
   Expression e{op, type, operand.vpmReads};
   e.a = r.use(a);
-  return r.make(e);
+  return operation(e, operand.depth);
 }
 
 Node binary(Op op, Type type, Node a, Node b) {
@@ -109,7 +123,7 @@ Node binary(Op op, Type type, Node a, Node b) {
                    "assign the expression to a variable");
   e.a = a.id;
   e.b = b.id;
-  return r.make(e);
+  return operation(e, std::max(left.depth, right.depth));
 }
 
 Node broadcast(Type type, Node a, int element, Location where) {

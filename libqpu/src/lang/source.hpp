@@ -21,6 +21,7 @@ struct Expression {
   std::uint32_t a = 0;
   std::uint32_t b = 0;
   std::uint32_t bits = 0;  // value of a Constant, or number of a Variable
+  int depth = 0;           // number of operations on the longest path to a leaf
 };
 
 enum class StatementKind : std::uint8_t {
