@@ -18,7 +18,7 @@ from labgrid.strategy import StrategyError
 
 from device import labgrid_environment, suite
 from device.labgrid_environment import RemoteBoard
-from device.remote import loader_session
+from device.remote import loader_session, targets
 from device.remote.address import parse
 from device.strategy import BoardStrategy, Status, cause_of
 from device.suite_result import Paths
@@ -91,7 +91,7 @@ def test_ordinary_user_cannot_use_the_key_of_the_export() -> None:
                 environment(made, host="root@127.0.0.1:1")
             assert caught.value.fix == "sudo ./inv test-on-pi --host=root@127.0.0.1:1"
             with pytest.raises(RootNeeded, match="read the login key"):
-                loader_session._access(made, parse("tree://root@127.0.0.1:1"))
+                loader_session._access(made, targets.load("local"), parse("tree://root@127.0.0.1:1"))
         finally:
             os.seteuid(0)
 
