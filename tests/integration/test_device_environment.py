@@ -85,13 +85,14 @@ def test_ordinary_user_cannot_use_the_key_of_the_export() -> None:
         for place in (Path(folder), made.build_root):
             place.mkdir(exist_ok=True)
             place.chmod(0o777)
+        local = targets.load("local")
         os.seteuid(65534)
         try:
             with pytest.raises(RootNeeded, match="read the login key") as caught:
                 environment(made, host="root@127.0.0.1:1")
             assert caught.value.fix == "sudo ./inv test-on-pi --host=root@127.0.0.1:1"
             with pytest.raises(RootNeeded, match="read the login key"):
-                loader_session._access(made, targets.load("local"), parse("tree://root@127.0.0.1:1"))
+                loader_session._access(made, local, parse("tree://root@127.0.0.1:1"))
         finally:
             os.seteuid(0)
 
