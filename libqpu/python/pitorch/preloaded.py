@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -278,6 +279,9 @@ class _Server:
         self._open = True
         for name in modules:
             importlib.import_module(name)
+        # Garbage collections in the forked processes would visit the objects of these modules, and copy their pages.
+        gc.collect()
+        gc.freeze()
         self._loaded = _mapped_files()
 
     def serve(self) -> dict[str, Any]:
