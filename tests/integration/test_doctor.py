@@ -499,7 +499,8 @@ def test_an_engine_that_exits_during_the_build_is_a_finding(monkeypatch: pytest.
         with serving(socketserver.ThreadingUnixStreamServer(f"{folder}/docker.sock", Exits)):
             finding = check_container("linux/arm/v7")
     assert (finding.check, finding.verdict) == ("container", Verdict.FAIL)
-    assert "IncompleteRead" in finding.found
+    # The kernel may report a reset, because the server did not read the request.
+    assert "Connection broken" in finding.found or "Connection aborted" in finding.found
 
 
 @pytest.mark.parametrize(
