@@ -82,8 +82,10 @@ def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserE
     return thread, ended
 
 
-def until_in_session(board: tvm_servers.Running, sessions: int) -> None:
-    eventually(lambda: board.log().count("load_module") >= sessions, board.log)
+def until_in_session(board: tvm_servers.Running, sessions: int, ended: list[UserError]) -> None:
+    """Wait until the board has had this number of sessions. ``ended`` is the list that ``holding`` returned."""
+    eventually(lambda: ended or board.log().count("load_module") >= sessions, board.log)
+    assert ended == []
 
 
 @pytest.mark.parametrize(("kernel", "size"), [("add_one", 0), ("gemm", 64), ("gemm", 33)])
@@ -178,7 +180,7 @@ def test_board_behind_a_proxy_is_busy_then_free_then_lost(tvm: TvmEnvironment) -
         assert run(device).checked == 1024
         served = board.log().count("load_module")
         thread, ended = holding(device, session_s=600)
-        until_in_session(board, served + 1)
+        until_in_session(board, served + 1, ended)
 
         def too_many(_: int) -> str:
             with pytest.raises(InUse) as caught:
@@ -195,11 +197,11 @@ def test_board_behind_a_proxy_is_busy_then_free_then_lost(tvm: TvmEnvironment) -
 def test_board_of_tracker_and_proxy_is_busy_or_gone(tvm: TvmEnvironment, tracker: tvm_servers.Running) -> None:
     with tvm_servers.proxy(tvm, tracker.port) as proxy:
         device = f"tracker://127.0.0.1:{tracker.port}/behind"
-        with tvm_servers.board(tvm, key="behind", proxy_port=proxy.port) as board:
+        with tvm_servers.board(tvm, key="behind", tracker_port=tracker.port, proxy_port=proxy.port) as board:
             assert run(device).checked == 1024
             served = board.log().count("load_module")
             thread, ended = holding(device, session_s=600)
-            until_in_session(board, served + 1)
+            until_in_session(board, served + 1, ended)
             with pytest.raises(InUse) as caught:
                 run(device, queue_s=1)
             assert caught.value.found.startswith("all 1 boards with that key are in sessions")
@@ -247,8 +249,8 @@ def test_board_in_a_session_is_busy_and_a_killed_one_is_lost(tvm: TvmEnvironment
     with tvm_servers.board(tvm) as plain, tvm_servers.board(tvm, key="held", tracker_port=tracker.port) as queued:
         devices = {f"127.0.0.1:{plain.port}": plain, f"tracker://127.0.0.1:{tracker.port}/held": queued}
         held = [holding(device, session_s=600) for device in devices]
-        for device, board in devices.items():
-            until_in_session(board, 1)
+        for (device, board), (_, ended) in zip(devices.items(), held, strict=True):
+            until_in_session(board, 1, ended)
             with pytest.raises(InUse) as caught:
                 run(device, queue_s=1)
             assert caught.value.expected == "a session within 1 s"
@@ -266,7 +268,7 @@ def test_lost_client_leaves_no_process_and_no_file(
     with tvm_servers.board(tvm) as board:
         before = in_group(board.process.pid)
         thread, ended = holding(f"127.0.0.1:{board.port}", session_s=20)
-        until_in_session(board, 1)
+        until_in_session(board, 1, ended)
         assert in_group(board.process.pid) > before
         assert list(tmp_path.rglob("*.so"))
         client = process.run(["pgrep", "-P", str(os.getpid()), "-f", "rpc_worker"], limit_s=60).output
@@ -282,7 +284,7 @@ def test_board_returns_to_its_pool_after_a_timeout(tvm: TvmEnvironment, tracker:
     with tvm_servers.board(tvm, key="short", tracker_port=tracker.port) as board:
         device = f"tracker://127.0.0.1:{tracker.port}/short"
         thread, ended = holding(device, session_s=10)
-        until_in_session(board, 1)
+        until_in_session(board, 1, ended)
         assert run(device, queue_s=120).checked == 1024
         thread.join()
         assert [type(item) for item in ended] == [BoardLost]
@@ -294,7 +296,7 @@ def test_board_that_stops_responding_is_lost(tvm: TvmEnvironment) -> None:
     """As in a power failure, the board does not close its connections."""
     with tvm_servers.board(tvm) as board:
         thread, ended = holding(f"127.0.0.1:{board.port}", session_s=8)
-        until_in_session(board, 1)
+        until_in_session(board, 1, ended)
         os.killpg(board.process.pid, signal.SIGSTOP)
         thread.join()
         os.killpg(board.process.pid, signal.SIGCONT)
