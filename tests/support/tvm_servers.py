@@ -101,8 +101,8 @@ def _running(
 
 
 def _is_ready(server: Running, tracker_port: int, key: str) -> bool:
-    # A server of a tracker is not probed: after a connection without a request, it registers again, and clients that
-    # connect meanwhile are told that the key is unknown.
+    # A connection without a request would make a board's server register with the tracker again. Clients that request
+    # the board at that time fail, because the tracker does not know the key.
     if tracker_port:
         boards = _boards_of(tracker_port)
         return any(key in board["key"] and server.port in (0, board["addr"][1]) for board in boards)
