@@ -30,7 +30,8 @@ from benchmarks.measure import Figure, Result, quantity
 from benchmarks.workspace import Workspace
 from device.lab import services
 from device.lab.acquire import acquired
-from device.lab.coordinator import Coordinator, own_name, program
+from device.lab.coordinator import Coordinator, own_name
+from device.lab.services import program
 from device.labgrid_environment import client_environment
 from toolchain import files, ports, process, progress
 from toolchain.config import ROOT, Config

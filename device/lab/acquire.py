@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import subprocess
 import sys
 import threading
@@ -32,8 +31,7 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
     respond.
     """
     _require_match(coordinator, filters)
-    words = [f"{key}={value}" for key, value in filters.items()]
-    token = re.findall(r"LG_TOKEN=(\w+)", coordinator.client("reserve", "--shell", *words).output)[-1]
+    token = coordinator.reserve(filters)
     try:
         name = _allocation(coordinator, filters, token, limit_s)
     except BaseException:
@@ -42,12 +40,12 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
         raise
     with _released(coordinator, name, token):
         try:
-            coordinator.client("-p", name, "acquire")
+            coordinator.acquire(coordinator.places()[name])
         except CommandFailed as fault:
             raise UserError(
                 f"{name} cannot be acquired",
                 expected="a place whose resources are exported",
-                found=fault.tail.strip().rpartition("\n")[2],
+                found=fault.found,
                 fix="run ./inv lab up on the PC that the board is connected to, then run ./inv lab status and check "
                 "that the board's resources are exported",
             ) from fault

@@ -1,7 +1,6 @@
 """A client for labgrid's coordinator that reads and changes places and reservations.
 
-Requests that need a session (reserve, acquire) are sent through the program labgrid-client, which opens the session.
-Most other requests are sent directly to labgrid's gRPC interface, because a gRPC call takes milliseconds, whereas
+The requests are sent directly to labgrid's gRPC interface, because a gRPC call takes milliseconds, whereas the program
 labgrid-client takes a second to start.
 """
 
@@ -10,27 +9,30 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import queue
 import socket
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
+from labgrid.remote.common import ResourceEntry, ResourceMatch
 from labgrid.remote.generated import labgrid_coordinator_pb2 as messages
 from labgrid.remote.generated.labgrid_coordinator_pb2_grpc import CoordinatorStub
+from labgrid.util.version import labgrid_version
 
-from device.labgrid_environment import client_environment, own_user
-from toolchain import process
+from device.labgrid_environment import own_user
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 
 _CALL_LIMIT_S = 15.0
 """The time limit for a call. labgrid's coordinator itself waits 10 s for an exporter."""
 
+_SESSION_LIMIT_S = 120.0
+"""The time limit for a session. To acquire a place, the coordinator waits for the exporter of each of its resources."""
+
 
 def own_name() -> str:
-    """The name (``HOST/USER``) under which labgrid-client acquires places for this user."""
+    """The name (``HOST/USER``) under which places are acquired for this user."""
     return f"{os.environ.get('LG_HOSTNAME', socket.gethostname())}/{own_user()}"
 
 
@@ -79,10 +81,35 @@ class Coordinator:
     def exported(self) -> dict[str, frozenset[str]]:
         """Return a mapping from each ``EXPORTER/GROUP`` to the classes of the group's resources."""
         found: dict[str, frozenset[str]] = {}
-        for line in self.client("complete", "resources").output.split():
-            group, _, kind = line.rpartition("/")
-            found[group] = found.get(group, frozenset()) | {kind}
+        with self._session() as (_, resources):
+            for item in resources:
+                group = f"{item.path.exporter_name}/{item.path.group_name}"
+                found[group] = found.get(group, frozenset()) | {item.cls}
         return found
+
+    def parameters(self, place: Place) -> dict[str, Mapping[str, Any]]:
+        """Return a mapping from the classes of the place's exported resources to the resources' parameters."""
+        with self._session() as (_, resources):
+            return {
+                item.cls: ResourceEntry(ResourceEntry.data_from_pb2(item)).args
+                for item in resources
+                if any(_matches(pattern, item) for pattern in place.matches)
+            }
+
+    def reserve(self, filters: Mapping[str, str]) -> str:
+        """Reserve a place that has these tags, and return the reservation's token."""
+        with self._session() as (stub, _):
+            main = messages.Reservation.Filter(filter=filters)
+            request = messages.CreateReservationRequest(filters={"main": main}, prio=0.0)
+            return str(stub.CreateReservation(request, timeout=_CALL_LIMIT_S).reservation.token)
+
+    def acquire(self, place: Place) -> None:
+        """Acquire a place. Raises CommandFailed if a resource of the place is not exported."""
+        with self._session() as (stub, resources):
+            for pattern in place.matches:
+                if not any(_matches(pattern, item) for item in resources):
+                    raise CommandFailed("a resource is missing", found=f"no exported resource matches {pattern}")
+            stub.AcquirePlace(messages.AcquirePlaceRequest(placename=place.name), timeout=_SESSION_LIMIT_S)
 
     def define(self, name: str, tags: Mapping[str, str], match: str) -> bool:
         """Create a place, or update its tags and its resource match. Return whether anything changed.
@@ -135,15 +162,6 @@ class Coordinator:
         with contextlib.suppress(CommandFailed):
             self._call("CancelReservation", token=token)
 
-    def client(self, *words: str) -> process.Completed:
-        """Run labgrid-client, and return its standard output. Raises CommandFailed with the program's messages."""
-        return process.run(
-            [program("labgrid-client"), "-x", self.address, *words],
-            env=client_environment(self.address),
-            limit_s=120,
-            merge_stderr=False,
-        )
-
     def responds(self) -> bool:
         """Whether the coordinator responds."""
         try:
@@ -153,14 +171,44 @@ class Coordinator:
         return True
 
     def _call(self, method: str, **fields: object) -> Any:
-        """Call a method of the coordinator with these fields, and return the response.
+        """Call a method of the coordinator with these fields, and return the response. Raises the errors of _stub."""
+        with self._stub() as stub:
+            return getattr(stub, method)(getattr(messages, f"{method}Request")(**fields), timeout=_CALL_LIMIT_S)
 
-        Raises NetworkUnreachable, or CommandFailed if the coordinator refuses the request.
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[tuple[CoordinatorStub, list[Any]]]:
+        """Open a session under this user's name, and yield it with the exported resources. Raises the errors of _stub.
+
+        Reservations and acquired places outlive their session.
         """
-        request = getattr(messages, f"{method}Request")(**fields)
-        with grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        startup = messages.StartupDone(version=labgrid_version(), name=own_name())
+        outgoing.put(messages.ClientInMessage(startup=startup))
+        outgoing.put(messages.ClientInMessage(subscribe=messages.Subscribe(all_resources=True)))
+        outgoing.put(messages.ClientInMessage(sync=messages.Sync(id=1)))
+        resources: list[Any] = []
+        with self._stub() as stub:
             try:
-                return getattr(CoordinatorStub(channel), method)(request, timeout=_CALL_LIMIT_S)
+                incoming = stub.ClientStream(iter(outgoing.get, None), timeout=_SESSION_LIMIT_S)
+                for message in incoming:
+                    resources += [update.resource for update in message.updates if update.HasField("resource")]
+                    if message.HasField("sync"):
+                        break
+                yield stub, resources
+            finally:
+                outgoing.put(None)
+
+    @contextlib.contextmanager
+    def _stub(self) -> Iterator[CoordinatorStub]:
+        """Connect to the coordinator.
+
+        Raises NetworkUnreachable, or CommandFailed if the coordinator refuses a request.
+        """
+        # Without a local pool, sessions in several threads would share a connection, which the coordinator rejects.
+        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(self.address, options=options) as channel:
+            try:
+                yield CoordinatorStub(channel)
             except grpc.RpcError as fault:
                 if fault.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise NetworkUnreachable(
@@ -172,6 +220,7 @@ class Coordinator:
                 raise CommandFailed("labgrid's coordinator refused a request", found=str(fault.details())) from fault
 
 
-def program(name: str) -> Path:
-    """The path of one of labgrid's programs, which are installed next to the running Python interpreter."""
-    return Path(sys.executable).with_name(name)
+def _matches(pattern: str, resource: Any) -> bool:
+    """Whether a pattern of a place, ``EXPORTER/GROUP/CLASS`` with wildcards, matches an exported resource."""
+    path = (resource.path.exporter_name, resource.path.group_name, resource.cls)
+    return bool(ResourceMatch.fromstr(pattern).ismatch(path))

@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from device import suite
 from device.lab import merge, shard
 from device.lab.acquire import acquired
@@ -412,18 +410,16 @@ def host_of(config: Config, name: str) -> Iterator[str]:
     The board must already be running. Raises the same errors as ``acquired``, and UserError for a virtual machine.
     """
     lab = Lab(config)
-    with _acquired(lab, {"name": name}):
-        described = yaml.safe_load(lab.coordinator.client("-p", name, "env").output)
-        offered = described["targets"][name]["resources"]
-        for service in (item["NetworkService"] for item in offered if "NetworkService" in item):
-            yield _address(service)
-            return
-        raise UserError(
-            f"{name} has no address",
-            expected="a board with a NetworkService resource",
-            found=", ".join(key for item in offered for key in item),
-            fix="choose a real board: a virtual machine runs only during ./inv test-on-pi",
-        )
+    with _acquired(lab, {"name": name}) as place:
+        offered = lab.coordinator.parameters(place)
+        if "NetworkService" not in offered:
+            raise UserError(
+                f"{name} has no address",
+                expected="a board with a NetworkService resource",
+                found=", ".join(sorted(offered)),
+                fix="choose a real board: a virtual machine runs only during ./inv test-on-pi",
+            )
+        yield _address(offered["NetworkService"])
 
 
 def _address(service: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import yaml
 
-from device.lab.coordinator import Coordinator, Place, program
+from device.lab.coordinator import Coordinator, Place
 from device.labgrid_environment import client_environment
 from nfsroot.access import parse_host
 from nfsroot.layout import Layout
@@ -351,6 +352,11 @@ def _own_address(lab: Lab) -> str:
         address = str(probe.getsockname()[0])
     tunnel = ipaddress.ip_address(address).is_loopback and not _session(lab, "coordinator")
     return socket.gethostname() if tunnel else address
+
+
+def program(name: str) -> Path:
+    """The path of one of labgrid's programs, which are installed next to the running Python interpreter."""
+    return Path(sys.executable).with_name(name)
 
 
 def _start(lab: Lab, name: str, words: Sequence[str]) -> None:

@@ -253,10 +253,10 @@ def test_a_stopped_client_releases_the_board(coordinator: Coordinator, number: s
 def test_a_place_is_released_if_its_reservation_has_expired(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under sudo, labgrid's client and this process use the same name for the holder of a place."""
+    """Under sudo, a place is held by the user who ran sudo."""
     monkeypatch.delenv("LG_USERNAME", raising=False)
     monkeypatch.setenv("SUDO_USER", "alice")
-    coordinator.client("-p", "pi3", "acquire")
+    coordinator.acquire(coordinator.places()["pi3"])
     holder = coordinator.places()["pi3"].holder
     assert holder == own_name()
     assert holder.endswith("/alice")
@@ -279,7 +279,7 @@ def test_a_board_without_its_exporter_is_refused(config: Config, coordinator: Co
     eventually(lambda: not coordinator.exported())
     assert "MISSING" in "\n".join(services.status(config).lines())
     with (
-        pytest.raises(UserError, match="no matching remote resource"),
+        pytest.raises(UserError, match="no exported resource matches"),
         acquired(coordinator, {"name": "pi4"}, limit_s=LIMIT_S),
     ):
         raise AssertionError

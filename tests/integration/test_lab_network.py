@@ -26,7 +26,7 @@ from test_netboot import bridged, ip
 from waiting import LIMIT_S, eventually
 
 from device.lab import log, run
-from device.lab.coordinator import program
+from device.lab.services import program
 from nfsroot import access
 from nfsroot.layout import Layout
 from nfsroot.private_network import private_network

@@ -22,7 +22,7 @@ from labgrid.resource import NetworkSerialPort
 from waiting import LIMIT_S, eventually
 
 import device.target  # noqa: F401 - registers ConsoleRecorder
-from device.lab import coordinator, manual, merge, run, services, shard
+from device.lab import manual, merge, run, services, shard
 from device.lab.coordinator import Place
 from device.lab.merge import Outcome
 from device.record import BOARD_LOST
@@ -164,15 +164,6 @@ def test_a_board_can_have_another_architecture(tmp_path: Path) -> None:
     }
     assert services.target_of(config, row.tags).image.architecture == "arm64"
     assert services.target_of(config, {}) == config
-
-
-def test_warnings_of_labgrid_client_are_not_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With GRPC_VERBOSITY, for example, gRPC writes messages to the standard error."""
-    program = tmp_path / "labgrid-client"
-    program.write_text("#!/bin/sh\necho 'W1130 log.cc:102] warning' >&2\necho pc/pi3/NetworkService\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(coordinator, "program", lambda _name: program)
-    assert coordinator.Coordinator("127.0.0.1:1").exported() == {"pc/pi3": frozenset({"NetworkService"})}
 
 
 def test_the_default_coordinator_is_on_the_loopback_address() -> None:
