@@ -193,7 +193,7 @@ def test_lost_client_of_a_model_leaves_the_cache_only(
 
         def endless() -> None:
             try:
-                run(f"127.0.0.1:{board.port}", timing=Timing(10**9, 1, 0, 0), session_s=20)
+                run(f"127.0.0.1:{board.port}", timing=Timing(10**9, 1, 0, 0), session_s=12)
             except UserError as fault:
                 ended.append(fault)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sleeping_kernel
 import tvm_servers
 from preloaded_workers import preloaded_workers
 from processes import in_group
@@ -29,8 +30,11 @@ from toolchain.config import Config, load_config
 from toolchain.errors import BoardLost, BoardSilent, InUse, PlatformMismatch, ResultMismatch, UserError
 
 QUICK = Timing(number=3, repeat=2, min_repeat_ms=1, warm_up=1)
-ENDLESS = Timing(number=10**11, repeat=1, min_repeat_ms=0, warm_up=0)
-"""Timing parameters with which add_one takes hours."""
+ENDLESS: dict[str, Any] = {
+    "kernel": sleeping_kernel.__file__,
+    "timing": Timing(number=10**9, repeat=1, min_repeat_ms=0, warm_up=0),
+}
+"""A kernel and timing parameters with which a measurement takes years, but hardly any CPU time."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,7 @@ def holding(device: str, session_s: float) -> tuple[threading.Thread, list[UserE
 
     def hold() -> None:
         try:
-            run(device, session_s=session_s, timing=ENDLESS)
+            run(device, session_s=session_s, **ENDLESS)
         except UserError as fault:
             ended.append(fault)
 
@@ -175,7 +179,7 @@ def test_board_behind_a_proxy_is_busy_then_free_then_lost(tvm: TvmEnvironment) -
     with tvm_servers.proxy(tvm) as proxy, tvm_servers.board(tvm, key="far", proxy_port=proxy.port) as board:
         device = f"proxy://127.0.0.1:{proxy.port}/far"
         with pytest.raises(BoardLost) as timed_out:
-            run(device, session_s=3, timing=ENDLESS)
+            run(device, session_s=3, **ENDLESS)
         assert timed_out.value.expected == "completion within 3 s"
         assert run(device).checked == 1024
         served = board.log().count("load_module")
@@ -275,7 +279,8 @@ def test_lost_client_leaves_no_process_and_no_file(
         os.kill(int(client), signal.SIGKILL)
         thread.join()
         assert ended
-        eventually(lambda: in_group(board.process.pid) == before)
+        # If the client dies while it receives a result, the server fails and is restarted.
+        eventually(lambda: len(in_group(board.process.pid)) == len(before))
         eventually(lambda: list(tmp_path.rglob("*.so")) == [])
 
 
