@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-import queue
 import re
 import statistics
 import subprocess
@@ -20,17 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
 import yaml
 from labgrid.remote.generated import labgrid_coordinator_pb2 as messages
-from labgrid.remote.generated.labgrid_coordinator_pb2_grpc import CoordinatorStub
 
 from benchmarks.measure import Figure, Result, quantity
 from benchmarks.workspace import Workspace
 from device.lab import services
 from device.lab.acquire import acquired
-from device.lab.coordinator import Coordinator, own_name
+from device.lab.coordinator import Coordinator
 from device.lab.services import program
 from device.labgrid_environment import client_environment
 from toolchain import files, ports, process, progress
@@ -44,18 +41,19 @@ SUITE_S = 300.0
 """The assumed duration of the suite on each board."""
 
 _TOGETHER = min(os.cpu_count() or 1, SIZES[0] // 2)
-"""The number of boards that are acquired at the same time. Each labgrid-client occupies a core.
+"""The number of boards that are acquired at the same time.
 
 A lab must have at least twice as many places, because ``_complete`` acquires twice as many boards.
 """
 
 _START_LIMIT_S = 300.0
+_ALONE_LIMIT_S = 3600.0
 _PYTEST = "import pytest, device.drive, device.strategy, labgrid.pytestplugin, labgrid.remote.client"
 _PEAK = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 
 RULE = (
     "The coordinator alone: every place is acquired and released over one connection, in turn. Complete: "
-    f"{2 * _TOGETHER} boards, {_TOGETHER} at a time, with labgrid-client and the process that releases a board. "
+    f"{2 * _TOGETHER} boards, {_TOGETHER} at a time, with a reservation and the process that releases a board. "
     f"Model of --all: all boards are acquired and released at the measured rate, and each runs for {SUITE_S:g} s. "
     "Model of the memory of --all: per board, the process that releases it and the suite's pytest with its imports."
 )
@@ -145,7 +143,7 @@ def _in_turn(coordinator: Coordinator, size: int, times: int) -> tuple[list[floa
     """Return how long it takes, in milliseconds, to acquire and to release each place over one connection."""
     acquire: list[float] = []
     release: list[float] = []
-    with _session(coordinator.address) as stub:
+    with coordinator.session(limit_s=_ALONE_LIMIT_S) as (stub, _):
         for _ in range(times):
             for number in range(size):
                 request = messages.AcquirePlaceRequest(placename=f"b{number}")
@@ -171,26 +169,6 @@ def _complete(coordinator: Coordinator) -> _Complete:
     with concurrent.futures.ThreadPoolExecutor(_TOGETHER) as pool:
         acquire = list(pool.map(hold, range(2 * _TOGETHER)))
     return _Complete(acquire=acquire, rate=len(acquire) / (time.monotonic() - began), keeper_mb=keeper_mb)
-
-
-@contextlib.contextmanager
-def _session(address: str) -> Iterator[CoordinatorStub]:
-    """Open a session with the coordinator and yield the gRPC stub. A client can acquire places only in a session."""
-    requests: queue.SimpleQueue[messages.ClientInMessage | None] = queue.SimpleQueue()
-    startup, sync = messages.ClientInMessage(), messages.ClientInMessage()
-    startup.startup.name = own_name()
-    sync.sync.id = 1
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        stub = CoordinatorStub(channel)
-        answers = stub.ClientStream(iter(requests.get, None))
-        requests.put(startup)
-        requests.put(sync)
-        next(answers)
-        try:
-            yield stub
-        finally:
-            requests.put(None)
-            answers.cancel()
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ class Coordinator:
     def exported(self) -> dict[str, frozenset[str]]:
         """Return a mapping from each ``EXPORTER/GROUP`` to the classes of the group's resources."""
         found: dict[str, frozenset[str]] = {}
-        with self._session() as (_, resources):
+        with self.session() as (_, resources):
             for item in resources:
                 group = f"{item.path.exporter_name}/{item.path.group_name}"
                 found[group] = found.get(group, frozenset()) | {item.cls}
@@ -89,7 +89,7 @@ class Coordinator:
 
     def parameters(self, place: Place) -> dict[str, Mapping[str, Any]]:
         """Return a mapping from the classes of the place's exported resources to the resources' parameters."""
-        with self._session() as (_, resources):
+        with self.session() as (_, resources):
             return {
                 item.cls: ResourceEntry(ResourceEntry.data_from_pb2(item)).args
                 for item in resources
@@ -98,14 +98,14 @@ class Coordinator:
 
     def reserve(self, filters: Mapping[str, str]) -> str:
         """Reserve a place that has these tags, and return the reservation's token."""
-        with self._session() as (stub, _):
+        with self.session() as (stub, _):
             main = messages.Reservation.Filter(filter=filters)
             request = messages.CreateReservationRequest(filters={"main": main}, prio=0.0)
             return str(stub.CreateReservation(request, timeout=_CALL_LIMIT_S).reservation.token)
 
     def acquire(self, place: Place) -> None:
         """Acquire a place. Raises CommandFailed if a resource of the place is not exported."""
-        with self._session() as (stub, resources):
+        with self.session() as (stub, resources):
             for pattern in place.matches:
                 if not any(_matches(pattern, item) for item in resources):
                     raise CommandFailed("a resource is missing", found=f"no exported resource matches {pattern}")
@@ -176,10 +176,11 @@ class Coordinator:
             return getattr(stub, method)(getattr(messages, f"{method}Request")(**fields), timeout=_CALL_LIMIT_S)
 
     @contextlib.contextmanager
-    def _session(self) -> Iterator[tuple[CoordinatorStub, list[Any]]]:
+    def session(self, *, limit_s: float = _SESSION_LIMIT_S) -> Iterator[tuple[CoordinatorStub, list[Any]]]:
         """Open a session under this user's name, and yield it with the exported resources. Raises the errors of _stub.
 
-        Reservations and acquired places outlive their session.
+        The coordinator allows only sessions to reserve and acquire places. Reservations and acquired places outlive
+        the session, which ends after ``limit_s`` seconds at the latest.
         """
         outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         startup = messages.StartupDone(version=labgrid_version(), name=own_name())
@@ -189,7 +190,7 @@ class Coordinator:
         resources: list[Any] = []
         with self._stub() as stub:
             try:
-                incoming = stub.ClientStream(iter(outgoing.get, None), timeout=_SESSION_LIMIT_S)
+                incoming = stub.ClientStream(iter(outgoing.get, None), timeout=limit_s)
                 for message in incoming:
                     resources += [update.resource for update in message.updates if update.HasField("resource")]
                     if message.HasField("sync"):
