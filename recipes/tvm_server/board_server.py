@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import hashlib
 import mmap
 import os
@@ -30,6 +31,8 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ PAUSE_S = 1.0
 """The delay in seconds before a restart. It limits how often an unreachable tracker is contacted."""
 MAX_BYTES = 1 << 31
 """The maximum size of a model's parameters, as in the loader."""
+_PR_SET_PDEATHSIG = 1
 
 
 def _die_of_exceptions() -> None:
@@ -61,10 +65,10 @@ class Parameters:
     """
 
     def __init__(self) -> None:
-        self._suffix = f".{os.getpid()}"  # of the incomplete file; each server process has a different suffix
+        self._suffix = f".{os.getpid()}"  # of the incomplete file; each server has a different suffix
         self._file = -1
         self._size = 0
-        self._received: Any = None  # hashlib's object is created later, because TVM pickles ``self``
+        self._received = hashlib.sha256()
 
     def serve(self) -> None:
         """Register the RPC functions, and make the server remove the incomplete file after each session.
@@ -193,17 +197,76 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def check() -> None:
     """Start a server, connect to it, stop it, and print TVM's version."""
-    import tvm
-    from tvm import rpc
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    server = rpc.Server("127.0.0.1", port, port_end=port + 1)
-    try:
+    with running(arguments(["--port", str(port)]), Parameters()):
         socket.create_connection(("127.0.0.1", port), timeout=60).close()
+    print(f"pitorch: TVM {version('apache-tvm')} serves", flush=True)
+
+
+@contextlib.contextmanager
+def running(options: argparse.Namespace, parameters: Parameters) -> Iterator[int]:
+    """Run TVM's server in a forked process. Yield the process ID when the server listens, or connects to a proxy.
+
+    TVM's class ``Server`` starts another interpreter instead, so that two processes load TVM, which needs about 40 MB
+    more. This process does not load TVM.
+    """
+    started, report = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(started)
+        try:
+            _serve(options, parameters, report)
+        except (OSError, ValueError) as fault:  # for example, another program uses the port
+            print(f"pitorch: TVM's server cannot start: {fault}", file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os.close(report)
+    try:
+        with open(started, "rb") as stream:  # noqa: PTH123 - a file descriptor
+            if not stream.read():
+                sys.exit(1)  # the server has printed the reason
+        yield child
     finally:
-        server.terminate()
-    print(f"pitorch: TVM {tvm.__version__} serves", flush=True)
+        _kill(child)
+
+
+def _serve(options: argparse.Namespace, parameters: Parameters, report: int) -> None:
+    """Run TVM's server in this process, and write to the file descriptor ``report`` when it has started."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would not run while a kernel runs
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    tempfile.tempdir = None  # the default before TMPDIR was set
+    from tvm.rpc import server
+
+    parameters.serve()
+    host, port = options.proxy or (options.host, options.port)
+    server._popen_start_rpc_server(
+        host,
+        port,
+        port_end=port + 1,
+        is_proxy=options.proxy is not None,
+        tracker_addr=options.tracker,
+        key=options.key,
+        custom_addr=options.custom_addr,
+    )
+    os.write(report, b"started")
+    os.close(report)
+    server.PopenRPCServerState.current.thread.join()
+
+
+def _kill(server: int) -> None:
+    """Kill a server and its sessions."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+        parent = psutil.Process(server)
+        for process in [*parent.children(recursive=True), parent]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        os.waitpid(server, 0)
 
 
 def main() -> None:
@@ -214,30 +277,18 @@ def main() -> None:
     if options.check:
         check()
         return
-    from tvm import rpc
-
     host, port = options.proxy or (options.host, options.port)
-    parameters = Parameters()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             with contextlib.ExitStack() as stack:
                 # The server creates each session's files in TMPDIR, and does not remove them if the session's kernel
                 # crashes.
                 os.environ["TMPDIR"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="pitorch-rpc-"))
+                parameters = Parameters()
                 stack.callback(parameters.clean)
-                server = rpc.Server(
-                    host,
-                    port,
-                    port_end=port + 1,
-                    is_proxy=options.proxy is not None,
-                    tracker_addr=options.tracker,
-                    key=options.key,
-                    custom_addr=options.custom_addr,
-                    server_init_callback=parameters.serve,
-                )
-                stack.callback(server.terminate)
+                server = stack.enter_context(running(options, parameters))
                 print(f"pitorch: serving at {host}:{port}", flush=True)
-                server.proc.join()
+                os.waitpid(server, 0)
             print("pitorch: the server exited and is being restarted", flush=True)
             time.sleep(PAUSE_S)
 

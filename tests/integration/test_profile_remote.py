@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ from device.remote import environment, profiling
 from device.remote.environment import TvmEnvironment
 from device.remote.loader_session import Timing
 from device.remote.profiling import Profile
+from recipes.tvm_server.build import SERVER
 from toolchain import ports, process
 from toolchain.config import Config, load_config
 from toolchain.errors import BoardLost, BoardSilent, InUse, PlatformMismatch, ResultMismatch, UserError
@@ -320,6 +323,14 @@ def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monk
         assert "is being restarted" in board.log()
         assert list(tmp_path.rglob("*.so")) == []
         assert run(device).checked == 1024
+
+
+def test_server_that_cannot_listen_reports_the_reason(tvm: TvmEnvironment, direct: tvm_servers.Running) -> None:
+    argv = [sys.executable, str(SERVER), "--port", str(direct.port)]
+    done = subprocess.run(argv, env={**os.environ, **tvm.variables}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    reason = f"cannot bind to any port in [{direct.port}, {direct.port + 1})"
+    assert done.stderr == f"pitorch: TVM's server cannot start: {reason}\n"
 
 
 @pytest.mark.timeout(600)
