@@ -69,11 +69,14 @@ _ORDER = (
     # test_libqpu_native.py sets CMake's options; with other options, its objects would be compiled again.
     *("test_libqpu_native.py", "test_lab_network.py"),
     *_LANES["tree"],
-    *("test_qpu_ops_native.py", "test_models.py", "test_torch_wheel.py", "test_lab.py", "test_rootfs.py"),
-    *("test_cuda_ops.py", "test_profile_remote.py", "test_model_parameters.py", "test_wrapper.py", "test_cli.py"),
-    *("test_registry_faults.py", "test_apt.py", "test_models_in_images.py", "test_companions.py", "test_doctor.py"),
-    *("test_pitorch_tvm.py", "test_qpulib_recipe.py", "test_torch_compile.py", "test_tvm_ffi.py"),
-    *("test_torch_prepare.py", "test_wheels.py", "test_ml_packages.py", "test_audit_wheel.py"),
+    *("test_qpu_ops_native.py", "test_models.py", "test_torch_wheel.py", "test_lab.py", "test_cuda_ops.py"),
+    *("test_wrapper.py", "test_registry_lies.py", "test_rootfs.py", "test_profile_remote.py", "test_companions.py"),
+    *("test_model_parameters.py", "test_phone.py", "test_raspbian.py", "test_opencl.py", "test_loader.py"),
+    *("test_engine.py", "test_remote_ssh.py", "test_registry_faults.py", "test_qpulib_recipe.py", "test_doctor.py"),
+    *("test_export.py", "test_mirrors.py", "test_opencl_ssh.py", "test_registry.py", "test_share_internet.py"),
+    *("test_cli.py", "test_models_in_images.py", "test_device_drive.py", "test_shell.py", "test_torch_compile.py"),
+    *("test_process.py", "test_audit_wheel.py", "test_enter_nfsroot.py", "test_pitorch_tvm.py", "test_tvm_ffi.py"),
+    *("test_apt.py", "test_torch_prepare.py", "test_wheels.py", "test_ml_packages.py"),
 )
 _SHARED = frozenset({"built", "exported_config", "workbench"})
 
