@@ -7,10 +7,12 @@ The machine and the server must run in a ``private_network``, because the server
 ports. The kernel command line is
 
     console=ttyAMA0 boot=nfs4 root=/dev/nfs rw ip=dhcp nfsroot=10.0.2.2:PATH,vers=4.1,port=N net.ifnames=0 panic=5
+    cryptomgr.notests
 
 For the lean init, ``init=/usr/local/sbin/pi-init`` is added. ``boot=nfs4`` selects an initramfs script from the tree,
 because the NFS client in Debian's initramfs supports only versions 2 and 3. With ``panic=5`` and ``-no-reboot``, QEMU
-exits after a kernel panic, so that a failed boot is detected before the time limit.
+exits after a kernel panic, so that a failed boot is detected before the time limit. ``cryptomgr.notests`` omits the
+self-tests of the kernel's ciphers, which take more than a second in emulation.
 
 The serial console is written to a log, and errors quote its last lines. Call ``start``, then ``wait_until_answers``,
 and finally ``end``, which asks the guest to power off and then terminates QEMU. If this process is killed, the kernel
@@ -206,7 +208,7 @@ class MachineSpec:
         words = [
             "console=ttyAMA0",
             *([] if self.disk else [network]),
-            "net.ifnames=0 panic=5",
+            "net.ifnames=0 panic=5 cryptomgr.notests",
         ]
         if self.init == "lean":
             words.append(f"init={LEAN_INIT}")

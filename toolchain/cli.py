@@ -74,7 +74,10 @@ def _with_board_name(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _report_invalid_values() -> None:
-    """Make Invoke's parser reject invalid numbers and unknown list formats with a message instead of a traceback."""
+    """Make Invoke's parser reject invalid numbers, unknown list formats and empty values with a message.
+
+    An empty value is often a shell variable that is not set; the option would silently have its default.
+    """
     from invoke.exceptions import ParseError
     from invoke.parser.argument import Argument
 
@@ -83,10 +86,12 @@ def _report_invalid_values() -> None:
     def set_value(argument: Argument, value: Any, cast: bool = True) -> None:
         if argument.name == "list-format" and value not in _LIST_FORMATS:
             raise ParseError(f"--list-format: expected one of {', '.join(_LIST_FORMATS)}, found {value!r}")
+        dashes = "--" if len(argument.name or "") > 1 else "-"
+        if value == "" and not argument.positional:
+            raise ParseError(f"{dashes}{argument.name}: expected a value, found an empty string")
         try:
             convert(argument, value, cast)
         except ValueError as fault:
-            dashes = "--" if len(argument.name or "") > 1 else "-"
             raise ParseError(f"{dashes}{argument.name}: expected a number, found {value!r}") from fault
 
     Argument.set_value = set_value  # type: ignore[method-assign,assignment]

@@ -97,7 +97,10 @@ def _subnet(value: Any) -> str:
 
 
 def _folder(value: Any) -> str:
-    return "" if value.parts else "expected the name of a folder"
+    if not value.parts:
+        return "expected the name of a folder"
+    path = str(ROOT / value)
+    return f"expected a path without a colon, because the engine cannot mount {path}" if ":" in path else ""
 
 
 def _tree(value: Any) -> str:

@@ -315,6 +315,8 @@ def test_tasks_exit_with_the_code_of_the_error(tmp_path: Path, words: tuple[str,
         (("verify", "torch", "--sample=0"), "--sample: expected at least 1, found 0"),
         (("bench", "--times=-1"), "--times: expected at least 1, found -1"),
         (("test", "--lanes=0"), "--lanes: expected at least 1, found 0"),
+        (("export-nfsroot", "--tarball="), "--tarball: expected a value, found an empty string"),
+        (("test-on-pi", "--host", ""), "--host: expected a value, found an empty string"),
     ],
 )
 def test_an_invalid_value_is_refused(words: tuple[str, ...], said: str) -> None:

@@ -77,6 +77,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "true or false as number": ({"image": {"strict": 2}}, "expected true or false, found 2"),
     "build folder": ({"build": {"folder": ""}}, "build.folder: expected the name of a folder, found ''"),
     "build folder, null": ({"build": {"folder": None}}, "build.folder: expected the name of a folder, found None"),
+    "build folder, colon": ({"build": {"folder": "a:b"}}, "without a colon, because the engine cannot mount"),
     "jobs": ({"build": {"jobs": -1}}, "build.jobs: expected 0 to 1024, found -1"),
     "jobs, one beyond": ({"build": {"jobs": 1025}}, "expected 0 to 1024, found 1025"),
     "jobs as word": ({"build": {"jobs": "many"}}, "build.jobs: expected a number, found 'many'"),
