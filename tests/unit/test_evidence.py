@@ -44,9 +44,9 @@ TREE_COMMIT = "the tree was exported from the same commit as the tests"
 class Chain:
     """The files of a build and a matching export, for tests to modify."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nfsroot: str = "nfsroot") -> None:
         self.config = load_config(
-            {"nfs": {"folder": str(folder / "nfsroot")}, "build": {"folder": str(folder / "build")}}
+            {"nfs": {"folder": str(folder / nfsroot)}, "build": {"folder": str(folder / "build")}}
         )
         self.root = self.config.target_root
         self.layout = Layout.of(self.config)
@@ -223,7 +223,7 @@ def test_different_root_path_is_only_a_warning(chain: Chain) -> None:
 
 @pytest.mark.parametrize("folder", ["two words", "on:/disk"])
 def test_root_path_with_escaped_characters_is_the_tree(tmp_path: Path, folder: str) -> None:
-    chain = Chain(tmp_path / folder)
+    chain = Chain(tmp_path, folder)
     chain.facts["root"] = f"[fd00::1]:{str(chain.layout.tree).replace(' ', chr(92) + '040')} / nfs4 rw 0 0"
     assert chain.broken("warning") == []
 
