@@ -40,7 +40,10 @@ def acquired(coordinator: Coordinator, filters: Mapping[str, str], *, limit_s: f
         raise
     with _released(coordinator, name, token):
         try:
-            coordinator.acquire(coordinator.places()[name])
+            place = coordinator.places().get(name)
+            if place is None:
+                raise CommandFailed("the place is missing", found=f"the place {name} was deleted")
+            coordinator.acquire(place)
         except CommandFailed as fault:
             raise UserError(
                 f"{name} cannot be acquired",

@@ -22,13 +22,16 @@ from labgrid.remote.generated.labgrid_coordinator_pb2_grpc import CoordinatorStu
 from labgrid.util.version import labgrid_version
 
 from device.labgrid_environment import own_user
+from toolchain import process
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 
 _CALL_LIMIT_S = 15.0
 """The time limit for a call. labgrid's coordinator itself waits 10 s for an exporter."""
 
 _SESSION_LIMIT_S = 120.0
-"""The time limit for a session. To acquire a place, the coordinator waits for the exporter of each of its resources."""
+"""The time limit for a session. While a place is acquired, the coordinator waits up to 10 s for each resource."""
+
+_INTERRUPTED = "interrupted while waiting for labgrid's coordinator"
 
 
 def own_name() -> str:
@@ -109,7 +112,10 @@ class Coordinator:
             for pattern in place.matches:
                 if not any(_matches(pattern, item) for item in resources):
                     raise CommandFailed("a resource is missing", found=f"no exported resource matches {pattern}")
-            stub.AcquirePlace(messages.AcquirePlaceRequest(placename=place.name), timeout=_SESSION_LIMIT_S)
+            request = messages.AcquirePlaceRequest(placename=place.name)
+            call = stub.AcquirePlace.future(request, timeout=_SESSION_LIMIT_S)
+            with process.on_interrupt(call.cancel):
+                call.result()
 
     def define(self, name: str, tags: Mapping[str, str], match: str) -> bool:
         """Create a place, or update its tags and its resource match. Return whether anything changed.
@@ -179,8 +185,8 @@ class Coordinator:
     def session(self, *, limit_s: float = _SESSION_LIMIT_S) -> Iterator[tuple[CoordinatorStub, list[Any]]]:
         """Open a session under this user's name, and yield it with the exported resources. Raises the errors of _stub.
 
-        The coordinator allows only sessions to reserve and acquire places. Reservations and acquired places outlive
-        the session, which ends after ``limit_s`` seconds at the latest.
+        Only a client with an open session can reserve or acquire places. Reservations and acquired places outlive the
+        session, which ends after ``limit_s`` seconds at the latest.
         """
         outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         startup = messages.StartupDone(version=labgrid_version(), name=own_name())
@@ -191,10 +197,11 @@ class Coordinator:
         with self._stub() as stub:
             try:
                 incoming = stub.ClientStream(iter(outgoing.get, None), timeout=limit_s)
-                for message in incoming:
-                    resources += [update.resource for update in message.updates if update.HasField("resource")]
-                    if message.HasField("sync"):
-                        break
+                with process.on_interrupt(incoming.cancel):
+                    for message in incoming:
+                        resources += [update.resource for update in message.updates if update.HasField("resource")]
+                        if message.HasField("sync"):
+                            break
                 yield stub, resources
             finally:
                 outgoing.put(None)
@@ -205,12 +212,19 @@ class Coordinator:
 
         Raises NetworkUnreachable, or CommandFailed if the coordinator refuses a request.
         """
-        # Without a local pool, sessions in several threads would share a connection, which the coordinator rejects.
+        # Without a local pool, the sessions of several threads would share a connection; the coordinator rejects a
+        # second session on a connection. The times for lost connections are those of labgrid-client.
         options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+        options += [("grpc.keepalive_time_ms", 7500), ("grpc.keepalive_timeout_ms", 10000)]
+        options += [("grpc.http2.ping_timeout_ms", 10000), ("grpc.http2.max_pings_without_data", 0)]
         with grpc.insecure_channel(self.address, options=options) as channel:
             try:
                 yield CoordinatorStub(channel)
+            except grpc.FutureCancelledError as fault:
+                raise CommandFailed(_INTERRUPTED) from fault
             except grpc.RpcError as fault:
+                if fault.code() is grpc.StatusCode.CANCELLED:
+                    raise CommandFailed(_INTERRUPTED) from fault
                 if fault.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise NetworkUnreachable(
                         f"labgrid's coordinator at {self.address} does not respond",

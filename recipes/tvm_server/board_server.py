@@ -22,6 +22,7 @@ import contextlib
 import ctypes
 import hashlib
 import mmap
+import multiprocessing
 import os
 import re
 import signal
@@ -32,7 +33,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +197,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def check() -> None:
     """Start a server, connect to it, stop it, and print TVM's version."""
+    from importlib.metadata import version
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with running(arguments(["--port", str(port)]), Parameters()):
@@ -212,37 +214,57 @@ def running(options: argparse.Namespace, parameters: Parameters) -> Iterator[int
     more. This process does not load TVM.
     """
     started, report = os.pipe()
+    supervisor = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(started)
         try:
-            _serve(options, parameters, report)
+            _serve(options, parameters, report, supervisor)
         except (OSError, ValueError) as fault:  # for example, another program uses the port
-            print(f"pitorch: TVM's server cannot start: {fault}", file=sys.stderr)
+            host, port = address(options)
+            print(f"pitorch: TVM's server cannot start at {host}:{port}: {fault}", file=sys.stderr)
         except BaseException:
             traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
     os.close(report)
     try:
-        with open(started, "rb") as stream:  # noqa: PTH123 - a file descriptor
-            if not stream.read():
-                sys.exit(1)  # the server has printed the reason
+        with open(started, "rb", buffering=0) as stream:  # noqa: PTH123 - a file descriptor
+            if not stream.read(1):
+                ended = wait_for(child)
+                if ended.si_code != os.CLD_EXITED:
+                    print(f"pitorch: TVM's server was killed by signal {ended.si_status}", file=sys.stderr)
+                sys.exit(1)  # otherwise the server has printed the reason
         yield child
     finally:
         _kill(child)
 
 
-def _serve(options: argparse.Namespace, parameters: Parameters, report: int) -> None:
+def wait_for(server: int) -> Any:
+    """Wait until a server ends. Its process ID remains valid until ``_kill`` is called."""
+    return os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+
+
+def _serve(options: argparse.Namespace, parameters: Parameters, report: int, supervisor: int) -> None:
     """Run TVM's server in this process, and write to the file descriptor ``report`` when it has started."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would not run while a kernel runs
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    tempfile.tempdir = None  # the default before TMPDIR was set
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _end_with(supervisor)
+    tempfile.tempdir = None  # discard the inherited value, so that TMPDIR is used
+    multiprocessing.set_start_method("fork")  # sessions need the functions of ``parameters``
     from tvm.rpc import server
 
+    serve_loop = server._serve_loop
+
+    def session(*words: Any) -> None:
+        _end_with(process)
+        serve_loop(*words)
+
+    process = os.getpid()
+    server._serve_loop = session
     parameters.serve()
-    host, port = options.proxy or (options.host, options.port)
+    host, port = address(options)
     server._popen_start_rpc_server(
         host,
         port,
@@ -252,21 +274,33 @@ def _serve(options: argparse.Namespace, parameters: Parameters, report: int) -> 
         key=options.key,
         custom_addr=options.custom_addr,
     )
-    os.write(report, b"started")
+    os.write(report, b"1")
     os.close(report)
     server.PopenRPCServerState.current.thread.join()
 
 
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends. Forked processes do not inherit this."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def _kill(server: int) -> None:
-    """Kill a server and its sessions."""
+    """Kill a server and its sessions, unless they have ended."""
     import psutil
 
-    with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+    with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(server)
         for process in [*parent.children(recursive=True), parent]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        os.waitpid(server, 0)
+    os.waitpid(server, 0)
+
+
+def address(options: argparse.Namespace) -> tuple[str, int]:
+    """The address at which the server listens, or that of its proxy."""
+    return options.proxy or (options.host, options.port)
 
 
 def main() -> None:
@@ -277,7 +311,7 @@ def main() -> None:
     if options.check:
         check()
         return
-    host, port = options.proxy or (options.host, options.port)
+    host, port = address(options)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             with contextlib.ExitStack() as stack:
@@ -288,7 +322,7 @@ def main() -> None:
                 stack.callback(parameters.clean)
                 server = stack.enter_context(running(options, parameters))
                 print(f"pitorch: serving at {host}:{port}", flush=True)
-                os.waitpid(server, 0)
+                wait_for(server)
             print("pitorch: the server exited and is being restarted", flush=True)
             time.sleep(PAUSE_S)
 

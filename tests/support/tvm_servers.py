@@ -118,6 +118,8 @@ def _boards_of(tracker_port: int) -> list[dict[str, Any]]:
         (size,) = struct.unpack("<i", stream.read(4))
         found = b""
         while len(found) < size:
-            found += stream.read(size - len(found))
+            part = stream.read(size - len(found))
+            assert part, "the tracker closed the connection"
+            found += part
     boards: list[dict[str, Any]] = json.loads(found)[1]["server_info"]
     return boards
