@@ -205,6 +205,7 @@ def test_benchmark_runs_a_model_in_three_ways(tmp_path: Path, tvm: environment.T
         assert [row["seconds"] > 0 for row in rows] == [mode == "time"] * 3
 
 
+@pytest.mark.engine
 def test_result_names_a_missing_image(tvm: environment.TvmEnvironment) -> None:
     config = load_config(SETTINGS)
     address, target = parse("emulator"), targets.load("armv7")
