@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import sleeping_kernel
 import tvm_servers
@@ -324,6 +325,20 @@ def test_board_survives_a_kernel_crash(tmp_path: Path, tvm: TvmEnvironment, monk
         eventually(lambda: board.log().count("pitorch: serving at") >= 2, board.log, limit_s=120)
         assert "is being restarted" in board.log()
         assert list(tmp_path.rglob("*.so")) == []
+        assert run(device).checked == 1024
+
+
+def test_session_ends_with_its_server(tvm: TvmEnvironment) -> None:
+    """A session that survived its server would keep the port, so that the server could not be restarted."""
+    with tvm_servers.board(tvm) as board:
+        device = f"127.0.0.1:{board.port}"
+        thread, ended = holding(device, session_s=600)
+        until_in_session(board, 1, ended)
+        (server,) = psutil.Process(board.process.pid).children()
+        server.kill()
+        thread.join()
+        assert [type(item) for item in ended] == [BoardLost]
+        eventually(lambda: board.log().count("pitorch: serving at") >= 2, board.log, limit_s=120)
         assert run(device).checked == 1024
 
 

@@ -60,6 +60,20 @@ def test_an_architecture_without_wheels_names_the_alternative(tmp_path: Path) ->
     assert "the loader" in caught.value.fix
 
 
+def test_a_server_killed_during_its_start_is_reported(tmp_path: Path) -> None:
+    """The out-of-memory killer, or an instruction that the CPU lacks, may end the server while it loads TVM."""
+    (tmp_path / "tvm").mkdir()
+    (tmp_path / "tvm/__init__.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
+    done = subprocess.run(
+        [sys.executable, str(build.SERVER), "--port=1"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "pitorch: TVM's server was killed by signal 9\n")
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_setting_adds_it_to_the_main_job(tmp_path: Path, wanted: bool) -> None:
     image = {"architecture": "arm64", "profile": "container"}

@@ -23,7 +23,7 @@ from waiting import LIMIT_S, eventually
 
 import device.target  # noqa: F401 - registers ConsoleRecorder
 from device.lab import manual, merge, run, services, shard
-from device.lab.coordinator import Place
+from device.lab.coordinator import Coordinator, Place
 from device.lab.merge import Outcome
 from device.record import BOARD_LOST
 from device.suite_result import Paths
@@ -164,6 +164,21 @@ def test_a_board_can_have_another_architecture(tmp_path: Path) -> None:
     }
     assert services.target_of(config, row.tags).image.architecture == "arm64"
     assert services.target_of(config, {}) == config
+
+
+def test_ctrl_c_ends_a_request_that_gets_no_response() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        request = pool.submit(Coordinator(f"127.0.0.1:{silent.getsockname()[1]}").reserve, {"name": "pi3"})
+
+        def ends() -> bool:
+            process.interrupt_all()
+            return request.done()
+
+        connection, _ = silent.accept()
+        with connection:
+            eventually(ends)
+        with pytest.raises(CommandFailed, match="interrupted while waiting for labgrid's coordinator"):
+            request.result()
 
 
 def test_the_default_coordinator_is_on_the_loopback_address() -> None:
