@@ -34,7 +34,8 @@ def python_of(config: Config) -> Path:
 
 def environment_of(config: Config) -> dict[str, str]:
     """Return the environment variables that make the interpreter find libqpu and ignore the caller's packages."""
-    return {"LD_LIBRARY_PATH": str(folder_of(config) / "libqpu" / "lib"), "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
+    library = folder_of(config) / "libqpu" / "lib"
+    return {"LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(library / "python"), "PYTHONNOUSERSITE": "1"}
 
 
 def torch_include(config: Config) -> Path:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import separate
 import torch
 import torch_qpu
 
 
 def python(script: str, *, imports: str = "torch, torch_qpu", **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a separate process."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", f"import {imports}\n{script}"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return separate.run("-c", separate.strict(f"import {imports}\n{script}"), **environment)
 
 
 def fine(script: str, *, imports: str = "torch, torch_qpu", **environment: str) -> str:
@@ -121,8 +114,6 @@ print((torch.ones(1000, device="qpu") + 1).sum().item())
 def test_board_suite_passes_with_other_settings(environment: dict[str, str]) -> None:
     suite = Path(__file__).resolve().parent.parent / "device" / "test_torch_qpu.py"
     words = [
-        "-m",
-        "pytest",
         "-c",
         os.devnull,
         f"--rootdir={suite.parent}",
@@ -133,14 +124,8 @@ def test_board_suite_passes_with_other_settings(environment: dict[str, str]) -> 
     ]
     # Tests of block reuse require caching, and tests with concurrent threads are slow on the emulator.
     without = {"QPU_TORCH_CACHING": "cached", "QPU_BACKEND": "threads"}.get(next(iter(environment)), "none")
-    done = subprocess.run(
-        [sys.executable, *words, "-W", "error", "-k", f"not {without}", str(suite)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    words += ["-p", "no:cacheprovider", "-q", "-W", "error", "-k", f"not {without}", str(suite)]
+    done = separate.run("-c", f"import pytest, sys\nsys.exit(pytest.main({words}))", **environment)
     assert done.returncode == 0, done.stdout[-6000:]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import pytest
+import separate
 import torch
 import torch_qpu
 from torch import nn
@@ -23,9 +21,7 @@ def alone(script: str, folder: Path | None = None, name: str = "script.py") -> s
     if folder is not None:
         (folder / name).write_text(script)
         words = [str(folder / name)]
-    done = subprocess.run(
-        [sys.executable, *words], env={**os.environ}, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = separate.run(*words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import separate
 from digits import EPOCHS, MARGIN, compared
 
 
@@ -24,14 +22,8 @@ def test_network_learns_digits_as_well_as_on_the_cpu(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(EPOCHS))
 def test_network_learns_digits_on_the_emulator(name: str) -> None:
     """The kernels run as machine code on a bit-exact emulator."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(Path(__file__).with_name("digits.py")), name],
-        env={**os.environ, "QPU_BACKEND": "emulator"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    program = str(Path(__file__).with_name("digits.py"))
+    done = separate.run(program, name, QPU_BACKEND="emulator")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["backend"] == "emulator"
