@@ -23,6 +23,7 @@ from toolchain import files, process, progress
 from toolchain.architecture import host_architecture
 from toolchain.config import ROOT, Config
 from toolchain.errors import ChecksFailed, PlatformMismatch, UserError, WheelUnusable
+from wheels import for_this_pc
 from wheels.pip import run_pip
 
 SUITE = ROOT / "tests" / "cuda" / "test_cuda_ops.py"
@@ -68,7 +69,7 @@ def _require_release(version: str) -> None:
     if not _RELEASE.fullmatch(version) or Version(version) < OLDEST:
         raise WheelUnusable(
             f"the wheel does not support torch {version}",
-            expected=f"release {OLDEST} or later, such as {native.TORCH.partition('==')[2]}",
+            expected=f"release {OLDEST} or later, such as {for_this_pc.TORCH.partition('==')[2]}",
             found=version,
             fix="pass a supported release to --torch, in the form X.Y.Z",
         )

@@ -6,18 +6,7 @@ from pathlib import Path
 
 from toolchain import process
 from toolchain.config import Config
-from toolchain.errors import SourceUnavailable
 
-TORCH = "torch==2.13.0"
-TORCH_NEEDS = (
-    "filelock==4.2.11",
-    "fsspec==2026.9.0",
-    "jinja2==3.1.6",
-    "networkx==3.6.1",
-    "sympy==1.14.0",
-    "typing-extensions==4.16.0",
-)
-"""The packages that a CPU build of torch imports. A CUDA build from PyPI also needs gigabytes of CUDA libraries."""
 TOOLS = ("expecttest==0.3.0", "numpy==2.4.6", "pybind11==3.1.0", "pytest==9.2.0", "setuptools==84.2.1", "wheel==0.48.0")
 _INSTALL_LIMIT_S = 3600.0
 
@@ -36,19 +25,6 @@ def environment_of(config: Config) -> dict[str, str]:
     """Return the environment variables that make the interpreter find libqpu and ignore the caller's packages."""
     library = folder_of(config) / "libqpu" / "lib"
     return {"LD_LIBRARY_PATH": str(library), "PYTHONPATH": str(library / "python"), "PYTHONNOUSERSITE": "1"}
-
-
-def torch_include(config: Config) -> Path:
-    """Return the folder with the installed torch's headers. Raises SourceUnavailable."""
-    root = folder_of(config) / "venv"
-    for found in root.glob("lib/python*/site-packages/torch/include"):
-        return found
-    raise SourceUnavailable(
-        "torch's headers are missing",
-        expected=f"torch/include in {root}",
-        found="no such folder",
-        fix="run the task again to create the environment",
-    )
 
 
 def pip(config: Config, *words: str) -> None:

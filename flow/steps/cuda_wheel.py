@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flow import native_environment
 from flow.context import Context
 from recipes import recipe
 from recipes.cuda_ops import audit, build, toolkit
 from toolchain.architecture import Architecture
 from toolchain.manifest import Manifest
 from toolchain.steps import Made, Step
+from wheels import for_this_pc
 
 
 def step(context: Context, target: Architecture) -> Step:
@@ -20,7 +20,7 @@ def step(context: Context, target: Architecture) -> Step:
 
     def action(_: Mapping[str, Manifest]) -> Made:
         tools = toolkit.obtain(data, config, target)
-        include = native_environment.torch_include(config)
+        include = for_this_pc.torch(config) / "torch" / "include"
         builder = config.image_reference("cuda-builder")
         made = build.build(context.client, builder, data, config, target, tools, include, context.log(name))
         found = audit.audit(made, target, config.cuda.architectures)
@@ -34,7 +34,7 @@ def step(context: Context, target: Architecture) -> Step:
             "sources": data.fingerprint(),
             "architectures": " ".join(config.cuda.architectures),
             "toolkit": toolkit.identity(data, config),
-            "headers": native_environment.TORCH,
+            "headers": for_this_pc.TORCH,
             "epoch": str(context.epoch),
         },
         needs=("cuda-builder",),

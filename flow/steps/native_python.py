@@ -10,8 +10,8 @@ from flow import native_environment as native
 from flow.context import Context
 from toolchain import files, process
 from toolchain.config import Config
-from toolchain.errors import CommandFailed
 from toolchain.steps import Made, Pipeline, Step
+from wheels import for_this_pc
 
 
 def ready(config: Config) -> Path:
@@ -26,7 +26,7 @@ def ready(config: Config) -> Path:
 def step(context: Context) -> Step:
     """Return the step that creates the environment and installs the packages."""
     config = context.config
-    packages = (native.TORCH, *native.TORCH_NEEDS, *native.TOOLS)
+    packages = (for_this_pc.TORCH, *for_this_pc.TORCH_NEEDS, *native.TOOLS)
     interpreter = f"{sys.implementation.cache_tag} {sysconfig.get_platform()} {sys.version.split()[0]}"
     return Step(
         name="native-python",
@@ -34,25 +34,30 @@ def step(context: Context) -> Step:
         code=__name__,
         inputs={"packages": " ".join(packages), "interpreter": interpreter},
         action=lambda _: _make(config),
-        missing=lambda _: "" if native.python_of(config).exists() else "its environment is missing",
+        missing=lambda _: _missing(config),
     )
+
+
+def _missing(config: Config) -> str:
+    if not native.python_of(config).exists():
+        return "its environment is missing"
+    pointer = _pointer(config)
+    return "" if pointer.exists() and Path(pointer.read_text().rstrip()).is_dir() else "its torch is missing"
+
+
+def _pointer(config: Config) -> Path:
+    """Return the file that adds torch's folder to the environment's search path."""
+    version = sys.version_info
+    packages = f"lib/python{version.major}.{version.minor}/site-packages"
+    return native.folder_of(config) / "venv" / packages / "torch.pth"
 
 
 def _make(config: Config) -> Made:
     folder = native.folder_of(config) / "venv"
-    files.require_space(folder.parent, 3000, "torch for this machine")
+    files.require_space(folder.parent, 500, "the packages for building extensions")
     files.remove(folder)
     process.run([sys.executable, "-m", "venv", folder], limit_s=300, fix="run apt-get install python3-venv as root")
-    native.pip(config, "install", "--quiet", *native.TOOLS, *native.TORCH_NEEDS)
-    native.pip(config, "install", "--quiet", "--no-deps", native.TORCH)
-    try:
-        version = _torch_version(config)
-    except CommandFailed:
-        # A CUDA build of torch does not load without the CUDA libraries.
-        native.pip(config, "install", "--quiet", native.TORCH)
-        version = _torch_version(config)
+    native.pip(config, "install", "--quiet", *native.TOOLS)
+    _pointer(config).write_text(f"{for_this_pc.torch(config)}\n")
+    version = native.python_output(config, "import torch; torch.ones(2).sum(); print(torch.__version__)")
     return Made(facts={"torch": version})
-
-
-def _torch_version(config: Config) -> str:
-    return native.python_output(config, "import torch; torch.ones(2).sum(); print(torch.__version__)")

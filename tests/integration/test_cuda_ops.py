@@ -26,7 +26,7 @@ from wheel_parts import EM_AARCH64, EM_X86_64, elf, make_wheel
 
 from benchmarks.cuda import figures
 from flow import cuda_checks as native
-from flow import cuda_job, native_environment
+from flow import cuda_job
 from flow import cuda_timing as timing
 from recipes import recipe
 from recipes.cuda_ops import audit, toolkit
@@ -42,6 +42,7 @@ from toolchain.errors import (
     WheelUnusable,
 )
 from toolchain.manifest import Artefact, Manifest
+from wheels import for_this_pc
 
 RECIPE = ROOT / "recipes" / "cuda_ops"
 AMD64 = ARCHITECTURES["amd64"]
@@ -195,7 +196,7 @@ def test_clang_tidy_finds_nothing(config: Config, wheel: Artefact, source: str, 
     options = [
         "-std=c++17",
         "-DTORCH_TARGET_VERSION=0x020a000000000000",
-        f"-isystem{native_environment.torch_include(config)}",
+        f"-isystem{for_this_pc.torch(config)}/torch/include",
     ]
     words = ["clang-tidy", "--quiet", f"--checks={left_out}", str(RECIPE / "csrc" / source), "--", *options]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)

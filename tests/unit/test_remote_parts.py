@@ -371,7 +371,7 @@ def test_tvm_installation_without_network_leaves_nothing(tmp_path: Path, unreach
         environment.ready(config)
     assert "apache-tvm==" in caught.value.summary
     assert "https_proxy" in caught.value.fix
-    assert sorted(path.suffix for path in (tmp_path / "build" / "remote").iterdir()) == ["", ".log"]
+    assert sorted(path.suffix for path in (tmp_path / "build" / "packages").iterdir()) == ["", ".log"]
 
 
 def test_tvm_versions_are_pinned() -> None:
