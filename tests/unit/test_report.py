@@ -13,7 +13,7 @@ import pytest
 
 from device import report, suite_result
 from device.record import Record
-from toolchain.errors import ChainBroken
+from toolchain.errors import ChainBroken, DeviceTestsFailed
 from toolchain.files import sha256_of
 
 WIDTHS = (1, 10, 100)
@@ -205,6 +205,15 @@ def test_summary_distinguishes_warnings_and_broken_links(tmp_path: Path) -> None
     assert fault.exit_code == 49
     assert "the board loads the tree's libqpu" in fault.found
     assert "./inv export-nfsroot" in fault.fix
+
+
+def test_a_run_without_passed_tests_is_an_error(tmp_path: Path) -> None:
+    nothing = {"passed": 0, "failed": 0, "errors": 0, "skipped": 0, "tests": []}
+    result = suite_result.result_of(document(results=nothing), suite_result.Paths(folder=tmp_path), 3.0)
+    assert not result.ok
+    fault = suite_result.error_of(result, Record(facts={}, booted={}, tests=(), timing={}, seconds=1.0, error=None))
+    assert isinstance(fault, DeviceTestsFailed)
+    assert fault.summary == "no test of the device suite ran"
 
 
 def test_failures_come_first_and_their_text_is_escaped() -> None:
