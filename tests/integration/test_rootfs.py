@@ -93,7 +93,15 @@ def documents(archive: tarfile.TarFile) -> set[str]:
 
 @pytest.mark.emulation
 @pytest.mark.timeout(600)
-def test_documentation_is_installed_on_request(spec: rootfs.RootSpec, product_config: Config, tmp_path: Path) -> None:
+def test_a_root_with_documentation_larger_than_memory_is_built_on_disk(
+    spec: rootfs.RootSpec,
+    product_config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    warned: list[str],
+) -> None:
+    """A long image.extra_packages can make a root larger than memory; this test reduces the memory limit instead."""
+    monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
     documented = dataclasses.replace(product_config.image, documentation=True)
     with Context(dataclasses.replace(product_config, image=documented)) as context:
         wanted = dataclasses.replace(
@@ -102,8 +110,11 @@ def test_documentation_is_installed_on_request(spec: rootfs.RootSpec, product_co
     tar = tmp_path / "documented.tar"
     rootfs.build_tar(wanted, tar, tmp_path / "log")
     with tarfile.open(tar, "r:") as archive:
+        assert "./usr/bin/dpkg" in archive.getnames()
         found = documents(archive)
     assert {"copyright", "changelog.Debian.gz", "dash.1.gz", "coreutils.mo"} <= found
+    assert warned == ["the small root filesystem does not fit into 8 MiB of memory: building on disk"]
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(("documented", "log"))] == []
 
 
 def test_tests_are_left_out_and_modules_are_compiled(built: Built) -> None:
@@ -222,21 +233,6 @@ def test_a_full_disk_under_the_builder_image_is_reported(tmp_path: Path) -> None
         assert list(disk.iterdir()) == []
     assert str(disk) in caught.value.expected
     assert "build.folder" in caught.value.fix
-
-
-@pytest.mark.timeout(600)
-def test_a_root_larger_than_memory_is_built_on_disk(
-    built: Built, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]
-) -> None:
-    """A long image.extra_packages can make a root larger than memory; this test reduces the memory limit instead."""
-    monkeypatch.setattr(rootfs, "_MEMORY_FOR_TREE_MIB", 8)
-    with Context(product_config) as context:
-        spec = roots.root_spec(context, "small", ("bash",), built.manifest("mirror"), (context.native,))
-    rootfs.build_native_tar(dataclasses.replace(spec, keyring_package=""), tmp_path / "small.tar", tmp_path / "log")
-    with tarfile.open(tmp_path / "small.tar") as archive:
-        assert "./usr/bin/dpkg" in archive.getnames()
-    assert warned == ["the small root filesystem does not fit into 8 MiB of memory: building on disk"]
-    assert {path.name for path in tmp_path.iterdir()} == {"small.tar", "log"}
 
 
 def test_all_mounts_of_the_build_are_removed() -> None:
