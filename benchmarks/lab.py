@@ -29,7 +29,7 @@ from device.lab import services
 from device.lab.acquire import acquired
 from device.lab.coordinator import Coordinator
 from device.lab.services import program
-from device.labgrid_environment import client_environment
+from device.labgrid_client import client_environment
 from toolchain import files, ports, process, progress
 from toolchain.config import ROOT, Config
 from toolchain.errors import CommandFailed

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from device import evidence, report
+from device.labgrid_client import client_environment
 from device.labgrid_environment import (
     LOGIN_LIMIT_S,
     SUITE_LIMIT_S,
     TIMING_BUDGET_S,
     RemoteBoard,
-    client_environment,
     prepare,
 )
 from device.record import COUNT_PREFIX, Record

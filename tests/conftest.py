@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # closed, and child processes start with the default action.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+# Without byte code, each process would rewrite the assertions of all tests, and each child process would compile the
+# project. pytest-xdist's processes inherit the environment.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 # The files of a lane run in one process. The first lane changes the shared build. The second one changes, serves or
@@ -94,6 +99,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         order = {name: place for place, name in enumerate(_ORDER)}
         items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Under pytest-xdist, let one process collect first, so that the others use its byte code."""
+    with contextlib.ExitStack() as collecting:
+        if hasattr(session.config, "workerinput"):
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                folder = ROOT / SETTINGS["build"]["folder"]
+                lock = collecting.enter_context((folder / "collection.lock").open("a"))
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    fcntl.flock(lock, fcntl.LOCK_SH)
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

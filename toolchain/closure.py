@@ -46,10 +46,11 @@ def digests(module: str) -> dict[str, str]:
         if path is None:
             continue
         content = (ROOT / path).read_bytes()
-        if _has_code(content):
-            found[path] = hashlib.sha256(content).hexdigest()
         package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
-        new = {item for item in imported(content, package) if not _is_leaf(item)} - seen
+        has_code, names = _parsed(content, package)
+        if has_code:
+            found[path] = hashlib.sha256(content).hexdigest()
+        new = {item for item in names if not _is_leaf(item)} - seen
         seen |= new
         waiting += new
     return dict(sorted(found.items()))
@@ -65,21 +66,22 @@ def _is_leaf(module: str) -> bool:
     return module in LEAVES or module.partition(".")[0] in LEAVES
 
 
-def _has_code(content: bytes) -> bool:
-    """Return whether a file contains more than a docstring, unlike most ``__init__.py`` files."""
-    return any(not isinstance(item, ast.Expr) for item in _parsed(content).body)
-
-
-@functools.lru_cache(maxsize=1024)
-def _parsed(content: bytes) -> ast.Module:
-    return ast.parse(content)
-
-
-@functools.lru_cache(maxsize=1024)
 def imported(content: bytes, package: str) -> frozenset[str]:
     """Return all imported names that may be names of modules, and the names of the packages that contain them."""
+    return _parsed(content, package)[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(content: bytes, package: str) -> tuple[bool, frozenset[str]]:
+    """Return whether a file has code, and the imported names.
+
+    Most ``__init__.py`` files consist of a docstring and have no code. The syntax trees are not kept, because each
+    garbage collection would visit them.
+    """
+    module = ast.parse(content)
+    has_code = any(not isinstance(item, ast.Expr) for item in module.body)
     names: set[str] = set()
-    for node in ast.walk(_parsed(content)):
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             names |= {item.name for item in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -87,4 +89,4 @@ def imported(content: bytes, package: str) -> frozenset[str]:
             base = ".".join([*parents, *([node.module] if node.module else [])])
             names |= {base, *(f"{base}.{item.name}" for item in node.names)}
     parts = (name.split(".") for name in names)
-    return frozenset(".".join(words[:end]) for words in parts for end in range(1, len(words) + 1))
+    return has_code, frozenset(".".join(words[:end]) for words in parts for end in range(1, len(words) + 1))

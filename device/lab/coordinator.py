@@ -21,7 +21,7 @@ from labgrid.remote.generated import labgrid_coordinator_pb2 as messages
 from labgrid.remote.generated.labgrid_coordinator_pb2_grpc import CoordinatorStub
 from labgrid.util.version import labgrid_version
 
-from device.labgrid_environment import own_user
+from device.labgrid_client import own_user
 from toolchain import process
 from toolchain.errors import CommandFailed, NetworkUnreachable, UserError
 

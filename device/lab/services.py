@@ -28,7 +28,7 @@ from pathlib import Path
 import yaml
 
 from device.lab.coordinator import Coordinator, Place
-from device.labgrid_environment import client_environment
+from device.labgrid_client import client_environment
 from nfsroot.access import parse_host
 from nfsroot.layout import Layout
 from toolchain import files, lab_boards, process, process_identity, reaper

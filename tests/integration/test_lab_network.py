@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -46,15 +47,23 @@ BOARD = "192.168.77.50"
 SPLIT = (f"c=root@{BOARD} team=split", f"d=root@{BOARD} team=split", "dead=root@192.168.77.51 team=split")
 """Rows of boards for a suite that is split: two represent the same machine, and one does not exist."""
 CUT_S = 30.0
-STATE_INTERVAL_S = 3.0
-"""The pause between two calls of ``lab status``, each of which starts an interpreter."""
 
-LAB = """
+UP = """
 import json, sys
 from device.lab import services
 from toolchain.config import load_config
-print(*getattr(services, sys.argv[2])(load_config(json.loads(sys.argv[1]))).lines(), sep="\\n")
+services.up(load_config(json.loads(sys.argv[1])))
 """
+
+STATUS = """
+import json, sys
+from device.lab import services
+from toolchain.config import load_config
+config = load_config(json.loads(sys.argv[1]))
+for _ in sys.stdin:
+    print(*services.status(config).lines(), "", sep="\\n", flush=True)
+"""
+"""Prints the output of ``lab status`` and an empty line for each line of the input."""
 
 HOLD = """
 import sys
@@ -106,9 +115,9 @@ class Pc:
         inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name, sys.executable]
         return ["ip", "netns", "exec", self.namespace, *inside, *map(str, words)]
 
-    def lab(self, action: str) -> str:
-        """Run ``lab up`` or ``lab status`` and return its output."""
-        return process.run(self.words("-c", LAB, json.dumps(self.settings), action), cwd=ROOT, limit_s=120).output
+    def up(self) -> None:
+        """Run ``lab up``."""
+        process.run(self.words("-c", UP, json.dumps(self.settings)), cwd=ROOT, limit_s=120)
 
     @contextlib.contextmanager
     def holding(self, board: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -160,7 +169,7 @@ def pc(name: str, address: str, folder: Path, *boards: str) -> Iterator[Pc]:
         ip("-n", namespace, "link", "set", "lo", "up")
         started = Pc(namespace, name, load_config(settings), settings)
         try:
-            started.lab("up")
+            started.up()
             yield started
         finally:
             for pid in process.run(["ip", "netns", "pids", namespace], limit_s=30).output.split():
@@ -177,10 +186,16 @@ class Lab:
     other: Pc
     board: Path
     """The folder of the board's SSH server."""
+    status: subprocess.Popen[str]
+    """STATUS on the first PC."""
 
     def state(self, board: str) -> str:
         """Return a board's row in ``lab status``."""
-        (row,) = (line for line in self.hub.lab("status").splitlines() if line.split()[:1] == [board])
+        assert self.status.stdin is not None
+        assert self.status.stdout is not None
+        print(file=self.status.stdin, flush=True)
+        printed = list(itertools.takewhile(str.strip, self.status.stdout))
+        (row,) = (line.strip() for line in printed if line.split()[:1] == [board])
         return row
 
     def free(self, board: str) -> bool:
@@ -199,8 +214,12 @@ def lab(sshd: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         bridged("board") as namespace,
     ):
         ip("-n", namespace, "address", "add", f"{BOARD}/24", "dev", "eth0")
-        with ssh_board(namespace, sshd, folder / "board", Layout.of(hub.config)):
-            yield Lab(hub, one, two, folder / "board")
+        words, pipe = hub.words("-c", STATUS, json.dumps(hub.settings)), subprocess.PIPE
+        with (
+            ssh_board(namespace, sshd, folder / "board", Layout.of(hub.config)),
+            subprocess.Popen(words, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as status,
+        ):
+            yield Lab(hub, one, two, folder / "board", status)
 
 
 @contextlib.contextmanager
@@ -226,13 +245,13 @@ def test_two_pcs_offer_their_boards(lab: Lab) -> None:
 def test_a_pc_without_network_loses_only_its_own_boards(lab: Lab) -> None:
     with lab.hub.holding("a") as client:
         with cut("one"):
-            eventually(lambda: "MISSING" in lab.state("a"), interval_s=STATE_INTERVAL_S)
+            eventually(lambda: "MISSING" in lab.state("a"))
             with lab.hub.holding("b"):
                 assert "held by hub/" in lab.state("b")
             assert lab.free("b")
             end(client)
-            eventually(lambda: lab.state("a").endswith("free"), interval_s=STATE_INTERVAL_S)
-        eventually(lambda: lab.free("a"), interval_s=STATE_INTERVAL_S)
+            eventually(lambda: lab.state("a").endswith("free"))
+        eventually(lambda: lab.free("a"))
     with lab.hub.holding("a"):
         pass
     assert lab.free("a")
@@ -318,7 +337,7 @@ def test_a_run_connects_the_card_to_its_board(lab: Lab, tmp_path: Path) -> None:
     with subprocess.Popen(words) as exporter:
         try:
             process.run(lab.hub.words("-c", DEFINE, COORDINATOR, "define"), cwd=ROOT)
-            eventually(lambda: lab.free("carded"), interval_s=STATE_INTERVAL_S)
+            eventually(lambda: lab.free("carded"))
             path = f"{ssh.parent}:{os.environ['PATH']}"
             with lab.hub.run(suite, "on_place carded", {"PATH": path}) as task:
                 output, _ = task.communicate(timeout=300)
@@ -345,8 +364,8 @@ def test_a_run_goes_on_after_a_program_was_killed(lab: Lab, tmp_path: Path, name
         output, _ = task.communicate(timeout=300)
     assert task.returncode == 0, output
     assert "2 passed, 0 failed" in output
-    lab.one.lab("up")
-    lab.other.lab("up")
+    lab.one.up()
+    lab.other.up()
     assert lab.free("a")
 
 

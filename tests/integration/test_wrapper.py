@@ -123,19 +123,29 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """Make a checkout and complete its first run. Tests do not change the checkout."""
-    made = Checkout(tmp_path_factory.mktemp("ready") / "ready checkout")
-    made.first_run = made.run("build-image", "--plan")
-    assert made.first_run.returncode == 0, made.first_run.stderr
-    return made
+def ready() -> Iterator[Checkout]:
+    """Make a checkout in a public place and complete its first run. Tests do not change the checkout."""
+    with tempfile.TemporaryDirectory(prefix="pitorch-wrapper-") as folder:
+        Path(folder).chmod(0o755)
+        made = Checkout(Path(folder, "ready checkout"))
+        made.first_run = made.run("build-image", "--plan")
+        assert made.first_run.returncode == 0, made.first_run.stderr
+        yield made
+
+
+def copy_or_link(source: str, target: str) -> None:
+    """Copy a file. A file of pip, which no test changes, becomes a hard link, because pip consists of many files."""
+    if "/site-packages/pip/" in source:
+        os.link(source, target)
+    else:
+        shutil.copy2(source, target)
 
 
 @pytest.fixture
 def installed(ready: Checkout) -> Iterator[Checkout]:
     """Provide the same checkout, at the same path, for a test that changes it; restore it afterwards."""
     original = ready.folder.with_name("original")
-    shutil.copytree(ready.folder, original, symlinks=True)
+    shutil.copytree(ready.folder, original, symlinks=True, copy_function=copy_or_link)
     yield ready
     shutil.rmtree(ready.folder, ignore_errors=True)
     original.rename(ready.folder)
@@ -248,16 +258,15 @@ def test_skipped_packages_are_checked_by_the_next_full_run(installed: Checkout) 
     assert (again.returncode, again.stderr) == (0, "")
 
 
-def test_read_only_checkout_skips_the_package_check(public_checkout: Checkout) -> None:
+def test_read_only_checkout_skips_the_package_check(installed: Checkout) -> None:
     """If root has set up a checkout in a public place, every user can use it, even if packages are missing."""
     needs_dpkg()
     if os.geteuid() != 0:
         pytest.skip("only root can create a checkout of another user")
-    public_checkout.packages.write_text("pitorch-no-such-package   sometimes   is required by a test\n")
-    assert public_checkout.run("first").returncode == 0
-    public_checkout.folder.parent.chmod(0o755)
+    installed.packages.write_text("pitorch-no-such-package   sometimes   is required by a test\n")
+    assert installed.run("first").returncode == 0
     ended = subprocess.run(
-        ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", public_checkout.folder / "inv", "task"],
+        ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", installed.folder / "inv", "task"],
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
@@ -291,27 +300,25 @@ def held(checkout: Checkout, **env: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name)
-def test_interrupted_first_run_is_repeated_by_the_next(checkout: Checkout, sign: signal.Signals) -> None:
-    process = held(checkout)
+def kill(process: subprocess.Popen[str], sign: signal.Signals) -> None:
     os.killpg(process.pid, sign)
     process.communicate(timeout=60)
     assert process.returncode != 0
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM], ids=lambda sign: sign.name)
+def test_interrupted_first_run_leaves_no_environment(checkout: Checkout, sign: signal.Signals) -> None:
+    """Only the lock file and the logs, which the next run uses again, are left."""
+    kill(held(checkout), sign)
     assert not (checkout.folder / ".venv").exists(), "an incomplete environment would be used"
-    if sign != signal.SIGKILL:
-        assert not (checkout.folder / "build/venv.part").exists()
-    (checkout.folder / "hold").unlink()
-    ended = checkout.run("next")
-    assert ended.stdout.endswith("|next\n"), ended.stderr
+    assert {path.name for path in (checkout.folder / "build").iterdir()} == {"inv.lock", "pip.log", "venv.log"}
 
 
 def test_interrupted_update_is_repeated_by_the_next(installed: Checkout) -> None:
     with (installed.folder / "pyproject.toml").open("a") as stream:
         stream.write("# changed\n")
     (installed.folder / "building").unlink()
-    process = held(installed)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    kill(held(installed), signal.SIGKILL)
     assert not installed.stamp.exists()
     (installed.folder / "hold").unlink()
     ended = installed.run("next")
@@ -319,7 +326,11 @@ def test_interrupted_update_is_repeated_by_the_next(installed: Checkout) -> None
     assert ended.stdout.endswith("|next\n")
 
 
-def test_second_first_run_waits_for_the_other(checkout: Checkout) -> None:
+def test_killed_first_run_is_repeated_by_only_one_of_the_next(checkout: Checkout) -> None:
+    """The second of the next runs waits for the first."""
+    kill(held(checkout), signal.SIGKILL)
+    assert not (checkout.folder / ".venv").exists(), "an incomplete environment would be used"
+    (checkout.folder / "building").unlink()
     first = held(checkout)
     second = checkout.start("second")
     assert second.stderr is not None
@@ -408,48 +419,50 @@ def needs_dpkg() -> None:
         pytest.skip("dpkg is not installed")
 
 
-def folder_for_everyone(folder: Path, *, without: tuple[str, ...]) -> Path:
-    """Make a ``folder_of_programs`` in a place that an ordinary user can access."""
-    programs = folder_of_programs(folder / "bin", without=without)
-    folder.chmod(0o755)
-    return programs
+@pytest.fixture(scope="module")
+def without_sudo() -> Iterator[str]:
+    """Make a folder of links to this machine's programs, except sudo, in a place that an ordinary user can access."""
+    needs_dpkg()
+    with tempfile.TemporaryDirectory(prefix="pitorch-wrapper-") as folder:
+        Path(folder).chmod(0o755)
+        yield str(folder_of_programs(Path(folder, "bin"), without=("sudo",)))
 
 
-def test_missing_privileges_are_reported_with_the_reason(public_checkout: Checkout) -> None:
-    """The missing package is in the archive, but not installed on this machine."""
+@pytest.fixture(scope="module")
+def hello_can_be_installed() -> None:
+    """Skip the test unless the package hello is in the archive, but not installed on this machine."""
     needs_dpkg()
     asked = subprocess.run(["apt-cache", "policy", "hello"], capture_output=True, text=True, check=False).stdout
     if not re.search(r"Installed: \(none\)\n +Candidate: [^(]", asked):
         pytest.skip("needs apt's lists, and the package hello not to be installed")
-    programs = folder_for_everyone(public_checkout.folder.parent, without=("sudo",))
-    ended = run_unprivileged(public_checkout, str(programs), "hello   always   is required by a test\n")
+
+
+@pytest.mark.usefixtures("hello_can_be_installed")
+def test_missing_privileges_are_reported_with_the_reason(public_checkout: Checkout, without_sudo: str) -> None:
+    ended = run_unprivileged(public_checkout, without_sudo, "hello   always   is required by a test\n")
     assert ended.returncode == 10, ended.stderr
     assert re.search(r"hello +is required by a test", ended.stderr)
     assert "root privileges are required to install these host packages" in ended.stderr
     assert "install sudo" in parts_of(ended.stderr)["fix"]
 
 
-def test_output_of_apt_is_parsed_in_any_language(public_checkout: Checkout) -> None:
+@pytest.mark.usefixtures("hello_can_be_installed")
+def test_output_of_apt_is_parsed_in_any_language(public_checkout: Checkout, without_sudo: str) -> None:
     """If translated output were not parsed, packages in the archive would be reported as missing."""
-    needs_dpkg()
-    programs = folder_for_everyone(public_checkout.folder.parent, without=("sudo", "apt-cache"))
+    programs = public_checkout.folder.parent / "bin"
+    programs.mkdir()
     translating = programs / "apt-cache"
     translating.write_text(
         '#!/bin/sh\n[ "${LC_ALL-}" = C ] && exec /usr/bin/apt-cache "$@"\n'
         "/usr/bin/apt-cache \"$@\" | sed 's/Candidate:/Installationskandidat:/; s/Installed:/Installiert:/'\n"
     )
     translating.chmod(0o755)
-    asked = subprocess.run(["apt-cache", "policy", "hello"], capture_output=True, text=True, check=False).stdout
-    if not re.search(r"Installed: \(none\)\n +Candidate: [^(]", asked):
-        pytest.skip("needs apt's lists, and the package hello not to be installed")
-    ended = run_unprivileged(public_checkout, str(programs), "hello   always   is required by a test\n")
+    ended = run_unprivileged(public_checkout, f"{programs}:{without_sudo}", "hello   always   is required by a test\n")
     assert "root privileges are required to install these host packages" in ended.stderr
 
 
-def test_missing_privileges_for_the_lists_are_reported(public_checkout: Checkout) -> None:
-    needs_dpkg()
-    programs = folder_for_everyone(public_checkout.folder.parent, without=("sudo",))
-    ended = run_unprivileged(public_checkout, str(programs), NOT_INSTALLED)
+def test_missing_privileges_for_the_lists_are_reported(public_checkout: Checkout, without_sudo: str) -> None:
+    ended = run_unprivileged(public_checkout, without_sudo, NOT_INSTALLED)
     assert ended.returncode == 10, ended.stderr
     assert "root privileges are required to fetch the package lists" in ended.stderr
 
@@ -623,13 +636,14 @@ def test_unreachable_package_index_is_reported(checkout: Checkout) -> None:
     assert "PyPI is unreachable" in ended.stderr
     assert "https_proxy" in parts_of(ended.stderr)["fix"]
     assert not (checkout.folder / ".venv").exists()
-    assert checkout.run("later").stdout.endswith("|later\n")
+    assert not (checkout.folder / "build/venv.part").exists()
 
 
-def test_unknown_requirement_is_reported(checkout: Checkout) -> None:
-    ended = checkout.run("task", TINY_REQUIRES="pitorch-no-such-package", PIP_CONFIG_FILE=os.devnull)
+def test_unknown_requirement_is_reported(installed: Checkout) -> None:
+    ended = installed.run("--set-up", TINY_REQUIRES="pitorch-no-such-package", PIP_CONFIG_FILE=os.devnull)
     assert ended.returncode == 14, ended.stderr
     assert "pitorch-no-such-package" in ended.stderr
+    assert not installed.stamp.exists(), "the next run must repeat the installation"
 
 
 # ------------------------------------------------------------------------------------------------ binfmt
@@ -696,12 +710,12 @@ def test_every_package_is_in_the_archive_of_this_machine() -> None:
 
 @pytest.mark.usefixtures("apt_without_delays")
 @pytest.mark.parametrize("listens", [True, False], ids=["an engine listens", "a stale socket"])
-def test_engine_package_is_needed_if_no_engine_listens(checkout: Checkout, listens: bool) -> None:
+def test_engine_package_is_needed_if_no_engine_listens(installed: Checkout, listens: bool) -> None:
     """On a machine without dockerd, a stale socket does not count as an engine."""
     needs_dpkg()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("another /var/run/docker.sock needs root and unshare")
-    checkout.packages.write_text("pitorch-no-such-package   no-engine   is required by a test\n")
+    installed.packages.write_text("pitorch-no-such-package   no-engine   is required by a test\n")
     serve = (
         "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind('/run/docker.sock'); s.listen(); "
         "print(flush=True); time.sleep(600)"
@@ -721,7 +735,7 @@ def test_engine_package_is_needed_if_no_engine_listens(checkout: Checkout, liste
     )
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PITORCH_") and key != "DOCKER_HOST"}
     ended = subprocess.run(
-        ["unshare", "--mount", "--net", "sh", "-ec", script, "sh", checkout.folder / "inv", serve],
+        ["unshare", "--mount", "--net", "sh", "-ec", script, "sh", installed.folder / "inv", serve],
         env=clean,
         capture_output=True,
         text=True,
@@ -745,8 +759,10 @@ def test_tasks_use_utf_8_in_every_locale(ready: Checkout, tmp_path: Path) -> Non
     assert (process.returncode, out.casefold(), err) == (0, "→ utf-8 tâche\n", "")
 
 
-def test_passwords_reach_only_the_task(checkout: Checkout, tmp_path: Path) -> None:
-    """The test records the environment of the programs that ./inv starts, including those of the first run."""
+def test_passwords_reach_only_the_task(installed: Checkout, tmp_path: Path) -> None:
+    """The test records the environment of the programs that ./inv starts, including those of an installation."""
+    with (installed.folder / "pyproject.toml").open("a") as stream:
+        stream.write("# changed\n")
     programs, seen = tmp_path / "programs", tmp_path / "seen"
     programs.mkdir()
     seen.mkdir()
@@ -763,9 +779,10 @@ def test_passwords_reach_only_the_task(checkout: Checkout, tmp_path: Path) -> No
     path, tasks = f"{programs}:{os.environ['PATH']}", str(tmp_path)
     for passwords in (("a secret 'with' $signs", "a secret"), ("", "")):
         given = dict(zip(names, passwords, strict=True))
-        ended = checkout.run("task", cwd=None, PATH=path, PYTHONPATH=tasks, **given)
+        ended = installed.run("task", cwd=None, PATH=path, PYTHONPATH=tasks, **given)
         shown = "|".join(password or "none" for password in passwords)
         assert (ended.returncode, ended.stdout) == (0, f"{shown}\n"), ended.stderr
     environments = [file.read_bytes() for file in seen.iterdir()]
     assert len(environments) > 5
+    assert any(seen.glob("flock.*")), "the project was not installed"
     assert not any(word.encode() in text for text in environments for word in (*names, "a secret"))
