@@ -10,7 +10,6 @@ import subprocess
 import xml.etree.ElementTree as ElementTree
 import zipfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from native_checks import native_checks
-from native_parts import CLANG_TIDY_LEFT_OUT
+from native_parts import CLANG_TIDY_LEFT_OUT, join_sources
 
 from flow import native_environment as native
 from flow.context import Context
@@ -26,11 +25,10 @@ from flow.steps import native_python
 from recipes import recipe
 from toolchain import process
 from toolchain.config import ROOT, Config, load_config
-from toolchain.jobs import compile_jobs
 from toolchain.manifest import Manifest
 
 RECIPE = ROOT / "recipes" / "qpu_ops"
-TRANSLATION_UNITS = ("aten.cpp", "aten_layers.cpp")
+TRANSLATION_UNITS = {"aten.cpp", "aten_layers.cpp"}
 """Sources that only include other sources."""
 
 pytestmark = pytest.mark.skipif(
@@ -104,31 +102,15 @@ def test_clang_tidy_finds_nothing(checks: NativeChecks, tmp_path: Path, left_out
     options = ["-std=c++20", "-O2", "-DAT_PER_OPERATOR_HEADERS", f"-I{libqpu}"]
     options += [f"-isystem{path}" for path in foreign]
     style = ROOT / "libqpu" / ".clang-tidy"
-    words = [clang_tidy, "--quiet", f"--config-file={style}", f"--checks={left_out}"]
     device = RECIPE / "csrc" / "device"
     options += [f"-I{device.parent}", f"-I{device}"]
 
-    # Sources are joined, so that torch's headers are parsed only three times. They are not joined by #include, because
-    # some checks skip included files. Other combinations define a name twice.
-    sources = {path.name: path for path in (RECIPE / "csrc").rglob("*.cpp")}
-    units = {name: re.findall(r'#include "(.+\.cpp)"', sources.pop(name).read_text()) for name in TRANSLATION_UNITS}
-    units["aten.cpp"].append("bindings.cpp")
-    units["others.cpp"] = sorted(sources.keys() - {name for names in units.values() for name in names})
-    for name, joined in units.items():
-        seen = set[str]()
-        with (tmp_path / name).open("w") as stream:
-            for path in (sources[part] for part in joined):
-                lines = path.read_text().splitlines(keepends=True)
-                stream.writelines(line for line in lines if line not in seen)
-                seen.update(line for line in lines if line.startswith("#include"))
-
-    def check(source: Path) -> str:
-        argv = [*words, str(source), "--", *options, "-DTORCH_EXTENSION_NAME=_C"]
-        done = process.run(argv, check=False, limit_s=900)
-        return "" if done.returncode == 0 else f"{source} ended with {done.returncode}\n{done.output}"
-
-    with ThreadPoolExecutor(compile_jobs(checks.config.build)) as pool:
-        assert [words for words in pool.map(check, map(tmp_path.joinpath, units)) if words] == []
+    # The sources must not define a name twice, even in anonymous namespaces.
+    sources = sorted(path for path in (RECIPE / "csrc").rglob("*.cpp") if path.name not in TRANSLATION_UNITS)
+    unit = join_sources(sources, tmp_path / "qpu_ops.cpp")
+    words = [clang_tidy, "--quiet", f"--config-file={style}", f"--checks={left_out}", str(unit), "--", *options]
+    done = process.run([*words, "-DTORCH_EXTENSION_NAME=_C"], check=False, limit_s=900)
+    assert done.returncode == 0, done.output
 
 
 def test_nothing_runs_again_when_nothing_changed(checks: NativeChecks) -> None:

@@ -16,10 +16,6 @@ namespace {
 
 using at::Tensor;
 
-const float* data(const std::optional<Tensor>& t) {
-  return t.has_value() ? t->const_data_ptr<float>() : nullptr;
-}
-
 Tensor made(const recurrent::Shape& s, int parts, const Tensor& like) {
   return at::empty({s.rows, std::int64_t{s.columns} * parts}, like.options());
 }

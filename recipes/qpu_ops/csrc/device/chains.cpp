@@ -217,14 +217,14 @@ void record_any(const Chain& chain, std::size_t arrays, const Int& n, const Outp
   }
 }
 
-using Floats = Ptr<Float>;
+using Array = Ptr<Float>;
 using Compiled =
-    Kernel<Int, Floats, Floats, Floats, Floats, Floats, Floats, Floats, Float, Float, Float, Float,
+    Kernel<Int, Array, Array, Array, Array, Array, Array, Array, Float, Float, Float, Float,
            Float, Float>;
 
 Compiled compiled(const Chain& chain, std::size_t arrays, const std::string& name) {
   Compiled kernel = compile(
-      [&](Int n, Floats o0, Floats o1, Floats o2, Floats a, Floats b, Floats c, Floats d, Float s0,
+      [&](Int n, Array o0, Array o1, Array o2, Array a, Array b, Array c, Array d, Float s0,
           Float s1, Float s2, Float s3, Float s4, Float s5) {
         const Outputs out{o0, o1, o2};
         const Numbers numbers{s0, s1, s2, s3, s4, s5};

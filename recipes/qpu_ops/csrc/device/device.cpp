@@ -723,7 +723,10 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 }
 
 struct Registered {
-  Registered() { at::RegisterPrivateUse1HooksInterface(new Hooks); }
+  Registered() {
+    static auto* const hooks = new Hooks;  // never deleted, because PyTorch stores the pointer
+    at::RegisterPrivateUse1HooksInterface(hooks);
+  }
 };
 const Registered registered;
 

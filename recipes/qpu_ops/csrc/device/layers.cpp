@@ -42,10 +42,6 @@ struct Normalised {
   }
 };
 
-const float* data(const std::optional<Tensor>& t) {
-  return t.has_value() ? t->const_data_ptr<float>() : nullptr;
-}
-
 // Arguments: input, shape, weight?, bias?, epsilon.
 bool layer_norm(Call& call) {
   const Tensor input = call.tensor(0);
@@ -166,7 +162,7 @@ learning::Regions regions(const Spans& rows, const Spans& columns, std::int64_t 
 }
 
 // Pooling on planes of [batch?][channels][height][width], with a factor for each result.
-struct Pool {
+struct Pooling {
   std::int64_t height = 0, width = 0;
   Spans rows, columns;
   std::vector<float> factors;
@@ -188,8 +184,8 @@ bool is_planes(const Tensor& t) {
          t.size(-1) * t.size(-2) <= kMaxFactor;
 }
 
-Pool adaptive(const Tensor& input, std::int64_t out_height, std::int64_t out_width) {
-  Pool pool;
+Pooling adaptive(const Tensor& input, std::int64_t out_height, std::int64_t out_width) {
+  Pooling pool;
   pool.height = input.size(-2);
   pool.width = input.size(-1);
   pool.rows = adaptive_spans(pool.height, out_height);
@@ -209,26 +205,26 @@ std::vector<std::int64_t> with_planes_of(const Tensor& t, std::int64_t height,
   return sizes;
 }
 
-int planes_of(const Tensor& t) {
+int plane_count(const Tensor& t) {
   return static_cast<int>(t.numel() / (t.size(-1) * t.size(-2)));
 }
 
 // Writes the mean of each region, multiplied by the factor, to `out`. `out` must be dense.
-void average(const char* name, const Tensor& input, const Pool& pool, const Tensor& out) {
+void average(const char* name, const Tensor& input, const Pooling& pool, const Tensor& out) {
   const Tensor from = dense(input);
   launch(name, from.nbytes() + out.nbytes(), [&] {
     learning::region_sums(out.mutable_data_ptr<float>(), from.const_data_ptr<float>(),
-                          planes_of(from), pool.forward(),
+                          plane_count(from), pool.forward(),
                           std::vector<float>(static_cast<std::size_t>(pool.size()), 1),
                           pool.factors, qpus());
   });
 }
-void average_backward(const char* name, const Tensor& gradient, const Pool& pool,
+void average_backward(const char* name, const Tensor& gradient, const Pooling& pool,
                       const Tensor& out) {
   const Tensor from = dense(gradient);
   launch(name, from.nbytes() + out.nbytes(), [&] {
     learning::region_sums(out.mutable_data_ptr<float>(), from.const_data_ptr<float>(),
-                          planes_of(from), pool.backward(), pool.factors,
+                          plane_count(from), pool.backward(), pool.factors,
                           std::vector<float>(static_cast<std::size_t>(pool.size()), 1), qpus());
   });
 }
@@ -250,7 +246,7 @@ bool adaptive_avg_pool2d(Call& call) {
 bool adaptive_avg_pool2d_backward(Call& call) {
   const Tensor gradient = call.tensor(0), self = call.tensor(1);
   if (!is_planes(self) || !is_planes(gradient) || gradient.dim() != self.dim() ||
-      planes_of(gradient) != planes_of(self))
+      plane_count(gradient) != plane_count(self))
     return false;
   const Tensor out = at::empty(self.sizes(), self.options());
   average_backward("adaptive_avg_pool2d_backward", gradient,
@@ -264,15 +260,15 @@ bool adaptive_max_pool2d(Call& call) {
   const Tensor self = call.tensor(0), out = call.tensor(2), places = call.tensor(3);
   if (!is_planes(self) || !is_float(out) || !out.is_contiguous() || !is_planes(out) ||
       !on_device(places) || places.scalar_type() != at::kLong || !places.is_contiguous() ||
-      places.sizes() != out.sizes() || planes_of(out) != planes_of(self))
+      places.sizes() != out.sizes() || plane_count(out) != plane_count(self))
     return false;
   const Tensor from = dense(self);
-  const Pool pool = adaptive(self, out.size(-2), out.size(-1));
+  const Pooling pool = adaptive(self, out.size(-2), out.size(-1));
   launch("adaptive_max_pool2d", from.nbytes() + places.nbytes() + 2 * out.nbytes(), [&] {
     learning::region_places(places.mutable_data_ptr<std::int64_t>(), from.const_data_ptr<float>(),
-                            planes_of(self), pool.forward(), qpus());
+                            plane_count(self), pool.forward(), qpus());
     learning::at_places(out.mutable_data_ptr<float>(), from.const_data_ptr<float>(),
-                        places.const_data_ptr<std::int64_t>(), planes_of(self),
+                        places.const_data_ptr<std::int64_t>(), plane_count(self),
                         static_cast<int>(pool.out_size()), static_cast<int>(pool.size()), qpus());
   });
   call.finish({out, places});
@@ -284,15 +280,15 @@ bool adaptive_max_pool2d_backward(Call& call) {
   const Tensor& self = call.tensor(1);
   const Tensor& places = call.tensor(2);
   const Tensor out = call.out();
-  if (!is_planes(self) || !is_planes(gradient) || planes_of(gradient) != planes_of(self) ||
+  if (!is_planes(self) || !is_planes(gradient) || plane_count(gradient) != plane_count(self) ||
       !on_device(places) || places.scalar_type() != at::kLong || !places.is_contiguous() ||
       places.sizes() != gradient.sizes() || out.sizes() != self.sizes() || !out.is_contiguous())
     return false;
   const Tensor from = dense(gradient);
-  const Pool pool = adaptive(self, gradient.size(-2), gradient.size(-1));
+  const Pooling pool = adaptive(self, gradient.size(-2), gradient.size(-1));
   launch("adaptive_max_pool2d_backward", from.nbytes() + places.nbytes() + out.nbytes(), [&] {
     learning::region_gradient(out.mutable_data_ptr<float>(), from.const_data_ptr<float>(),
-                              places.const_data_ptr<std::int64_t>(), planes_of(self),
+                              places.const_data_ptr<std::int64_t>(), plane_count(self),
                               pool.backward(), qpus());
   });
   return true;
@@ -319,10 +315,10 @@ Windows windows(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int
 
 // Reads kernel, stride, padding, ceil_mode, count_include_pad and divisor? from the arguments,
 // starting at argument number `first`.
-std::optional<Pool> averaging(const Call& call, std::size_t first, const Tensor& self,
+std::optional<Pooling> averaging(const Call& call, std::size_t first, const Tensor& self,
                               const Tensor& result) {
   if (!is_planes(self) || result.dim() != self.dim() || result.numel() == 0 ||
-      planes_of(result) != planes_of(self))
+      plane_count(result) != plane_count(self))
     return std::nullopt;
   const auto pair = [](const std::vector<std::int64_t>& v) {
     return std::array<std::int64_t, 2>{v[0], v[v.size() - 1]};
@@ -331,7 +327,7 @@ std::optional<Pool> averaging(const Call& call, std::size_t first, const Tensor&
   const std::array<std::int64_t, 2> kernel = pair(call[first].toIntVector()),
                                     step = stride.empty() ? kernel : pair(stride),
                                     padding = pair(call[first + 2].toIntVector());
-  Pool pool;
+  Pooling pool;
   pool.height = self.size(-2);
   pool.width = self.size(-1);
   const Windows rows = windows(pool.height, result.size(-2), kernel[0], step[0], padding[0]);

@@ -32,6 +32,9 @@ constexpr std::int64_t kMaxFactor = (1 << 24) - 1;
 
 inline kernels::Floats at(const float* p) { return const_cast<float*>(p); }
 inline kernels::Floats at(const at::Tensor& t) { return at(t.const_data_ptr<float>()); }
+inline const float* data(const std::optional<at::Tensor>& t) {
+  return t.has_value() ? t->const_data_ptr<float>() : nullptr;
+}
 
 // Runs a kernel. Only one kernel runs at a time. `bytes` is the number of bytes that the kernel
 // reads and writes. Throws c10::OutOfMemoryError if no memory is left for the kernel's own data.

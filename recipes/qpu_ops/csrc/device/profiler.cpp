@@ -35,13 +35,13 @@ struct Stubs final : public torch::profiler::impl::ProfilerStubs {
   void synchronize() const override {}
 };
 
-struct Registered {
-  Registered() {
+struct RegisteredStubs {
+  RegisteredStubs() {
     static Stubs stubs;  // a static object, because PyTorch stores the pointer
     torch::profiler::impl::registerPrivateUse1Methods(&stubs);
   }
 };
-const Registered registered;
+const RegisteredStubs registered_stubs;
 
 }  // namespace
 }  // namespace torch_qpu
