@@ -184,7 +184,8 @@ def test_lost_connection_leaves_no_torch_and_no_file(board: Running) -> None:
     seen: list[Path] = []
     with ThreadPoolExecutor(1) as pool:
         address, target = parse(DEVICE), targets.load("local")
-        found = pool.submit(eager.measure, board.config, target, address, description(runs=10**9), {})
+        tvm = environment.ready_for_models(board.config)
+        found = pool.submit(eager.measure, board.config, target, address, description(runs=10**9), tvm)
         board.lose(seen)
         assert all("lost" in item.reason or "cannot be reached" in item.reason for item in found.result())
     eventually(lambda: not board.programs("/loader"))
