@@ -14,6 +14,7 @@ import numpy
 
 from device.remote import loader_session
 from device.remote.address import LOADER_KINDS, Address
+from device.remote.environment import TvmEnvironment
 from device.remote.targets import Target
 from engine.connect import connect
 from engine.containers import run_in
@@ -61,12 +62,12 @@ class Eager:
 
 
 def measure(
-    config: Config, target: Target, address: Address, description: bytes, python: Mapping[str, str]
+    config: Config, target: Target, address: Address, description: bytes, environment: TvmEnvironment
 ) -> tuple[Eager, ...]:
     """Run the model that ``description`` contains (see ``model_graph``) on the board, in each precision.
 
-    ``python`` contains the environment variables that this PC's Python needs to import PyTorch. Errors are not
-    raised, because TVM's measurement remains valid. Instead, an error becomes the ``reason`` in each result.
+    ``environment`` has this PC's PyTorch. Errors are not raised, because TVM's measurement remains valid. Instead, an
+    error becomes the ``reason`` in each result.
     """
     if address.kind == "adb":
         return not_run("phones have no Python with PyTorch")
@@ -74,7 +75,7 @@ def measure(
         return not_run("TVM's server does not run PyTorch: use a tree:// or ssh:// address")
     try:
         with progress.step(f"run the model in PyTorch on {address}"):
-            results = _results(config, target, address, description, python)
+            results = _results(config, target, address, description, environment)
     except UserError as fault:
         return not_run(f"{fault.summary}: {fault.found}" if fault.found else fault.summary)
     return tuple(
@@ -89,11 +90,11 @@ def not_run(reason: str) -> tuple[Eager, ...]:
 
 
 def _results(
-    config: Config, target: Target, address: Address, description: bytes, python: Mapping[str, str]
+    config: Config, target: Target, address: Address, description: bytes, environment: TvmEnvironment
 ) -> Mapping[str, Any]:
     if address.kind == "emulator" and target.architecture != host_architecture():
         return _in_container(config, target, description)
-    with loader_session.session(config, target, address, loader=SCRIPT, python=python) as board:
+    with loader_session.session(config, target, address, loader=SCRIPT, python=environment) as board:
         return board.torch(description)
 
 

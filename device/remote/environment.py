@@ -38,9 +38,9 @@ class TvmEnvironment:
             "TVM_USE_RUNTIME_LIB": "0",  # 1 omits the compiler, which TVM's tracker and proxy do not need
         }
 
-    def command(self, module: str) -> list[str]:
-        """The command line that runs a Python module."""
-        return [sys.executable, "-m", module]
+    def command(self, *words: str) -> list[str]:
+        """The command line that runs this PC's Python with the arguments ``words``."""
+        return [sys.executable, *words]
 
 
 def ready(config: Config) -> TvmEnvironment:

@@ -18,10 +18,9 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +29,7 @@ import numpy
 
 from device.remote import faults, opencl, phone
 from device.remote.address import Address
+from device.remote.environment import TvmEnvironment
 from device.remote.targets import Target
 from nfsroot import access, host_keys
 from nfsroot.layout import Layout
@@ -381,13 +381,12 @@ def session(
     *,
     libraries: Sequence[Path] = (),
     loader: Path | None = None,
-    python: Mapping[str, str] | None = None,
+    python: TvmEnvironment | None = None,
 ) -> Iterator[LoaderSession]:
     """A session with the board at ``address``. ``libraries`` are folders with libraries that the kernel needs.
 
     Phones need a static ``loader``, except for OpenCL kernels. If ``python`` is given, ``loader`` is a Python script.
-    If, in addition, the board is this PC, the interpreter that runs this program also runs the script, with the
-    environment variables in ``python``.
+    If, in addition, the board is this PC, ``python`` runs the script.
 
     Raises InUse, BoardSilent, and the other errors that ``LoaderSession`` and ``phone.connected`` raise.
     """
@@ -407,10 +406,12 @@ def session(
     elif address.kind == "emulator":
         argv = [*emulator(target.architecture), str(program), str(lock), *limits]
     else:
-        argv = [*([sys.executable] if python is not None else []), str(program), str(lock), *limits]
+        argv = [str(program), str(lock), *limits]
+        if python is not None:
+            argv = python.command(*argv)
     with tempfile.TemporaryFile() as stderr, contextlib.ExitStack() as stack:
         scratch = stack.enter_context(files.scratch_folder(config.build_root / "remote", "session"))
-        variables = {**os.environ, **(python or {}), "TMPDIR": str(scratch)}
+        variables = {**os.environ, **(python.variables if python is not None else {}), "TMPDIR": str(scratch)}
         if address.kind == "local":
             # A PC has no QPUs. libqpu's emulator is selected because, unlike libqpu's interpreter, it counts clock
             # cycles.

@@ -235,7 +235,7 @@ def profile(
             _by_loader(config, wanted, address, library, parameters, inputs, expected, timing, facts)
         graph = library.with_name("model.graph")
         in_torch = (
-            eager.measure(config, wanted, address, graph.read_bytes(), environment.variables)
+            eager.measure(config, wanted, address, graph.read_bytes(), environment)
             if graph.is_file()
             else eager.not_run(facts["no_graph"])
         )

@@ -424,7 +424,7 @@ def run_worker(
     """
     run = _WorkerRun()
     done = process.run(
-        environment.command(module),
+        environment.command("-m", module),
         env={**environment.variables, "TMPDIR": str(scratch)},
         stdin=json.dumps(request).encode(),
         on_line=run.handle_line,

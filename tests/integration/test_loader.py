@@ -23,6 +23,7 @@ from elftools.elf.relocation import RelocationSection
 from elftools.elf.sections import SymbolTableSection
 from elftools.elf.segments import InterpSegment
 from native_parts import CLANG_TIDY_LEFT_OUT, join_sources
+from preloaded_workers import preloaded_workers
 from registry_parts import small_disk
 from remote_kernels import CRASHING, PARALLEL, RIGHT, write
 
@@ -50,8 +51,10 @@ pytestmark = pytest.mark.emulation
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tvm(product_config: Config) -> None:
+def tvm(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     environment.ready(product_config)
+    with preloaded_workers(tmp_path_factory.mktemp("preloaded")):
+        yield
 
 
 def config(queue_s: float = 60, session_s: float = 60) -> Config:
@@ -447,17 +450,19 @@ def test_killed_loader_is_a_lost_board(library: Path) -> None:
 
 def test_missing_key_and_unreachable_board_are_reported(tmp_path: Path) -> None:
     needs("armv7")
+    target = targets.load("armv7")
+    loader = loader_session.build_loader(config(), target)
     given = load_config({"build": {"folder": str(tmp_path / "build")}, "remote": {"queue_limit_s": 1}})
     with (
         pytest.raises(ArtefactMissing, match="no SSH key"),
-        loader_session.session(given, targets.load("armv7"), parse("tree://root@127.0.0.1:9")),
+        loader_session.session(given, target, parse("tree://root@127.0.0.1:9"), loader=loader),
     ):
         raise AssertionError("a session without a board")
     if shutil.which("ssh") is None:
         pytest.skip("ssh is missing; ./inv installs it")
     with (
         pytest.raises(BoardSilent) as caught,
-        loader_session.session(given, targets.load("armv7"), parse("ssh://root@127.0.0.1:9")),
+        loader_session.session(given, target, parse("ssh://root@127.0.0.1:9"), loader=loader),
     ):
         raise AssertionError("a session without a board")
     assert "refused" in caught.value.found

@@ -18,7 +18,7 @@ import pytest
 from exports import exported_in
 from extracted_root import extract_root
 from test_opencl import needs_pocl, write
-from test_remote_ssh import DEVICE, Running, reachable
+from test_remote_ssh import DEVICE, Running, reachable, share_loader
 from waiting import eventually
 
 from device.remote import profiling, targets
@@ -55,7 +55,9 @@ def run(board: Running, kernel: str | Path, *, size: int = 0) -> Profile:
 
 
 @pytest.fixture
-def board(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def board(
+    request: pytest.FixtureRequest, product_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Running]:
     """Run a board with this PC's architecture, for which the loader is then compiled."""
     needs_pocl()
     rows, row = targets._DATA.read_text(), 'title = "OpenCL"\ndebian = "arm64"\n'
@@ -63,7 +65,9 @@ def board(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(targets, "_DATA", tmp_path / "targets.toml")
     targets._DATA.write_text(rows.replace(row, 'title = "OpenCL"\n'))
     needs_compiler()
-    with reachable(request.getfixturevalue("sshd"), exported_in(tmp_path), tmp_path) as running:
+    config = exported_in(tmp_path)
+    share_loader(product_config, config)
+    with reachable(request.getfixturevalue("sshd"), config, tmp_path) as running:
         yield running
 
 

@@ -23,7 +23,7 @@ from test_models import SUPPORT, description
 from test_netboot import bridged, ip
 from waiting import eventually
 
-from device.remote import eager, environment, models, profiling, targets
+from device.remote import eager, environment, loader_session, models, profiling, targets
 from device.remote.address import parse
 from device.remote.loader_session import Timing
 from device.remote.models import ModelProfile
@@ -102,12 +102,19 @@ def reachable(sshd: Path, config: Config, folder: Path, variables: str = "", ent
             yield Running(replace(config, remote=remote), namespace)
 
 
+def share_loader(shared: Config, config: Config) -> None:
+    """Link the shared build folder's loader for this PC into another build folder, so that it is not compiled again."""
+    loader = loader_session.build_loader(shared, targets.load("local"))
+    (config.build_root / "remote").mkdir(parents=True)
+    (config.build_root / "remote" / loader.name).symlink_to(loader)
+
+
 @contextlib.contextmanager
 def serving(sshd: Path, shared: Config, folder: Path, *, with_torch: bool) -> Iterator[Running]:
     """Run a board. If ``with_torch`` is set, the board's Python imports this PC's PyTorch."""
     tvm = environment.ready_for_models(shared)
     config = exported_in(folder / "100%")  # ssh expands % in its options
-    (config.build_root / "remote").mkdir(parents=True)
+    share_loader(shared, config)
     for site in (tvm.site, *tvm.others):
         (config.build_root / "remote" / site.name).symlink_to(site.resolve())
     with reachable(sshd, config, folder, f"PYTHONPATH={tvm.others[0].resolve()}" if with_torch else "") as board:
@@ -184,7 +191,8 @@ def test_lost_connection_leaves_no_torch_and_no_file(board: Running) -> None:
     seen: list[Path] = []
     with ThreadPoolExecutor(1) as pool:
         address, target = parse(DEVICE), targets.load("local")
-        found = pool.submit(eager.measure, board.config, target, address, description(runs=10**9), {})
+        tvm = environment.ready_for_models(board.config)
+        found = pool.submit(eager.measure, board.config, target, address, description(runs=10**9), tvm)
         board.lose(seen)
         assert all("lost" in item.reason or "cannot be reached" in item.reason for item in found.result())
     eventually(lambda: not board.programs("/loader"))

@@ -1,6 +1,6 @@
-"""Runs the workers of profile-remote in forked processes of an interpreter that has already imported TVM and PyTorch.
+"""Runs the Python programs of profile-remote in forked processes of an interpreter that has imported TVM and PyTorch.
 
-In a new interpreter, each worker would import TVM and PyTorch again, which takes longer than compiling a small model.
+In a new interpreter, each program would import TVM and PyTorch again, which takes longer than compiling a small model.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ OF_MODELS = ("tvm.relax.frontend.torch", "torch._dynamo", "torch.export")
 
 @contextlib.contextmanager
 def preloaded_workers(folder: Path) -> Iterator[None]:
-    """Start workers with pitorch.preloaded, whose server uses ``folder``. The server is stopped at the end.
+    """Make ``TvmEnvironment.command`` use pitorch.preloaded, whose server uses ``folder``.
 
-    The server stays in the network namespace in which the first worker was started.
+    The server stays in the network namespace in which the first program was started. It is stopped at the end.
     """
     path = os.pathsep.join
 
     def preloaded(environment: TvmEnvironment, *words: str) -> list[str]:
         packages = path([environment.variables["PYTHONPATH"], str(ROOT / "libqpu" / "python")])
-        variables = [f"XDG_RUNTIME_DIR={folder}", f"PYTHONPATH={packages}"]
+        # A server with another locale would be restarted. process.run sets this one.
+        variables = [f"XDG_RUNTIME_DIR={folder}", f"PYTHONPATH={packages}", "LC_ALL=C.UTF-8", "LANGUAGE="]
         return ["env", *variables, sys.executable, "-m", "pitorch.preloaded", *words]
 
-    def command(environment: TvmEnvironment, module: str) -> list[str]:
+    def command(environment: TvmEnvironment, *words: str) -> list[str]:
         used.append(environment)
-        code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        if words[0] == "-m":
+            code = f"import runpy; runpy.run_module({words[1]!r}, run_name='__main__', alter_sys=True)"
+            words = ("-c", code, *words[2:])
         modules = OF_MODELS if environment.others else OF_KERNELS
-        return preloaded(environment, *(f"--import={name}" for name in modules), "-c", code)
+        return preloaded(environment, *(f"--import={name}" for name in modules), *words)
 
     used: list[TvmEnvironment] = []
     with pytest.MonkeyPatch.context() as patch:
