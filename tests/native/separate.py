@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 
-_PRELOADED = (sys.executable, "-m", "pitorch.preloaded")
+_PRELOADED = (sys.executable, "-m", "pitorch.preloaded", "--idle=300")
+"""The server also exits if pytest was killed and could not stop it."""
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -33,4 +34,4 @@ def start() -> None:
 
 def stop() -> None:
     """Stop the server."""
-    subprocess.run([*_PRELOADED, "--stop"], timeout=60, check=True)
+    subprocess.run([sys.executable, "-m", "pitorch.preloaded", "--stop"], timeout=60, check=True)
