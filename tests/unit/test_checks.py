@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import eventually
 
 from toolchain import checks, completion
 from toolchain.config import ROOT
@@ -37,6 +39,28 @@ def test_all_checks_run_before_failures_are_reported(capfd: pytest.CaptureFixtur
         )
     assert caught.value.exit_code == 50
     assert "1 passed in 0.01s" in capfd.readouterr().out
+
+
+INTERRUPTED = """
+import pathlib, sys, time
+try:
+    pathlib.Path(sys.argv[1], "started").touch()
+    time.sleep(600)
+finally:
+    time.sleep(1)
+    pathlib.Path(sys.argv[1], "cleaned").touch()
+"""
+
+
+def test_ctrl_c_waits_until_a_check_has_cleaned_up(tmp_path: Path) -> None:
+    """Ctrl-C reaches only the task, as from kill."""
+    task = "import sys; from toolchain import checks; checks.run_all([checks.Check('endless', tuple(sys.argv[1:]))])"
+    check = (sys.executable, "-c", INTERRUPTED, str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", task, *check], cwd=ROOT) as running:
+        eventually((tmp_path / "started").exists, task=running)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) != 0
+    assert (tmp_path / "cleaned").exists()
 
 
 def test_passing_checks_raise_nothing() -> None:
