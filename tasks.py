@@ -747,7 +747,7 @@ def run_tests(
     select: str = "",
     checks_only: bool = False,
     quick: bool = False,
-    lanes: int = 3,
+    lanes: int = 4,
     partial: bool = False,
 ) -> None:
     """Run the linters and all tests, except those that take many minutes each (CONTRIBUTING.md)."""

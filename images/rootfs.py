@@ -382,6 +382,8 @@ def _mmdebstrap(
                     **spec.architecture.emulation,
                     **environment,
                     "SOURCE_DATE_EPOCH": str(spec.source_date_epoch),
+                    # Only the packages' scripts compile modules. Otherwise, their Python programs would also do so.
+                    "PYTHONDONTWRITEBYTECODE": "1",
                 },
                 limit_s=_LIMIT_S,
                 log=log,

@@ -123,7 +123,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """Run each file in one process, and all files of a lane in the same process (``./inv test --lanes=3``)."""
+    """Run each file in one process, and all files of a lane in the same process (``./inv test --lanes``)."""
 
     class Lanes(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:

@@ -95,7 +95,7 @@ def all_tests(select: str = "", lanes: int = 1) -> Check:
 
     ``lanes`` is the number of parallel processes. All tests of a file run in the same process, and so do tests that
     change the same build or tree (tests/conftest.py). Many tests spend their time waiting for a machine or a deadline,
-    so three processes are needed to keep two cores busy.
+    so four processes are needed to keep two cores busy.
     """
     words = ("-n", str(lanes), "--dist", "loadscope", "--no-loadscope-reorder") if lanes > 1 else ()
     return _pytest("tests", select, *words)

@@ -115,8 +115,9 @@ def serving(sshd: Path, shared: Config, folder: Path, *, with_torch: bool) -> It
     tvm = environment.ready_for_models(shared)
     config = exported_in(folder / "100%")  # ssh expands % in its options
     share_loader(shared, config)
+    (config.build_root / "packages").mkdir()
     for site in (tvm.site, *tvm.others):
-        (config.build_root / "remote" / site.name).symlink_to(site.resolve())
+        (config.build_root / "packages" / site.name).symlink_to(site.resolve())
     with reachable(sshd, config, folder, f"PYTHONPATH={tvm.others[0].resolve()}" if with_torch else "") as board:
         yield board
 
