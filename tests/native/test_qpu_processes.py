@@ -113,15 +113,7 @@ print((torch.ones(1000, device="qpu") + 1).sum().item())
 )
 def test_board_suite_passes_with_other_settings(environment: dict[str, str]) -> None:
     suite = Path(__file__).resolve().parent.parent / "device" / "test_torch_qpu.py"
-    words = [
-        "-c",
-        os.devnull,
-        f"--rootdir={suite.parent}",
-        f"--confcutdir={suite.parent}",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-    ]
+    words = ["-c", os.devnull, f"--rootdir={suite.parent}", f"--confcutdir={suite.parent}"]
     # Tests of block reuse require caching, and tests with concurrent threads are slow on the emulator.
     without = {"QPU_TORCH_CACHING": "cached", "QPU_BACKEND": "threads"}.get(next(iter(environment)), "none")
     words += ["-p", "no:cacheprovider", "-q", "-W", "error", "-k", f"not {without}", str(suite)]
