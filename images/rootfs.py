@@ -382,7 +382,8 @@ def _mmdebstrap(
                     **spec.architecture.emulation,
                     **environment,
                     "SOURCE_DATE_EPOCH": str(spec.source_date_epoch),
-                    # Only the packages' scripts compile modules. Otherwise, their Python programs would also do so.
+                    # Only py3compile, which maintainer scripts call, writes byte code. Without this variable, Python
+                    # programs that run during the installation would also write byte code.
                     "PYTHONDONTWRITEBYTECODE": "1",
                 },
                 limit_s=_LIMIT_S,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -158,7 +156,7 @@ def run_all(checks: Sequence[Check]) -> None:
     for check in checks:
         with progress.step(check.name):
             print(f"$ {shlex.join(check.argv)}", flush=True)
-            status = _status_of(check)
+            status = process.run_attached(check.argv, cwd=ROOT)
         if status != 0:
             failed.append(f"{check.name} ({process.explain_exit(status)})")
     if failed:
@@ -167,21 +165,3 @@ def run_all(checks: Sequence[Check]) -> None:
             expected="exit status 0 from each check",
             fix="correct the errors in the output above",
         )
-
-
-def _status_of(check: Check) -> int:
-    """Run a check, and return its exit status.
-
-    Ctrl-C is sent to the check's process group once, and then the check is waited for, because pytest stops the servers
-    and the engine that the tests have started. A second Ctrl-C terminates the check.
-    """
-    with subprocess.Popen(check.argv, cwd=ROOT, start_new_session=True) as running, process.reaped(running):
-        try:
-            return running.wait()
-        except KeyboardInterrupt:
-            try:
-                os.killpg(running.pid, signal.SIGINT)
-                running.wait()
-            finally:
-                process.end_group(running)
-            raise

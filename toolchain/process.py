@@ -340,6 +340,31 @@ def run(
     return Completed(words, returncode, b"".join(output).decode(errors="replace"), seconds)
 
 
+def run_attached(argv: Sequence[str], *, cwd: Path) -> int:
+    """Run a command that uses this process's standard streams, and return its exit status.
+
+    The command runs in a new session. Ctrl-C is sent to its process group once, and then the command is waited for,
+    because it may have servers to stop. A second Ctrl-C terminates it.
+    """
+    with contextlib.ExitStack() as stack:
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            _reaper.start()
+            with deferred_signals():
+                started.append(subprocess.Popen(argv, cwd=cwd, start_new_session=True))
+                stack.enter_context(reaped(started[0]))
+            return started[0].wait()
+        except KeyboardInterrupt:
+            for child in started:
+                try:
+                    if _signal_group(child.pid, signal.SIGINT):
+                        child.wait()
+                finally:
+                    with deferred_signals():
+                        end_group(child)
+            raise
+
+
 @contextlib.contextmanager
 def deferred_signals() -> Iterator[None]:
     """Handle SIGINT, SIGTERM and SIGHUP only at the end of the block, so that a newly started child is not lost.

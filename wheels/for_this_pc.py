@@ -7,14 +7,13 @@ Each set of pinned versions has a folder, whose name contains a hash of the vers
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from toolchain import files, process, progress
+from toolchain import files, leftovers, process, progress
 from toolchain.config import Config
-from toolchain.errors import WheelUnusable
+from toolchain.errors import CommandFailed, WheelUnusable
 from wheels.pip import run_pip
 
 TORCH = "torch==2.13.0"
@@ -32,6 +31,8 @@ TORCH_NEEDS = (
 _TORCH_MIB = 1536
 _CUDA_MIB = 8192
 _LIMIT_S = 3600.0
+_LIBRARY_MISSING = "cannot open shared object file"
+"""Part of the dynamic loader's message about a missing library."""
 
 
 def torch(config: Config) -> Path:
@@ -40,19 +41,22 @@ def torch(config: Config) -> Path:
     pip prefers a CPU build, if its index offers one. PyPI has only CUDA builds for Linux, which cannot be imported
     without the CUDA libraries. These libraries are then installed as well.
     """
+    pins = (TORCH, *TORCH_NEEDS)
 
     def install(site: Path, log: Path) -> None:
-        pins = (TORCH, *TORCH_NEEDS)
         _install(["--no-deps", *pins], site, log)
-        environment = {**os.environ, "PYTHONPATH": str(site), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-        importing = process.run([sys.executable, "-c", "import torch"], env=environment, check=False, limit_s=600)
-        if importing.returncode != 0:
+        try:
+            _import_torch(site, log)
+        except CommandFailed as fault:
+            if _LIBRARY_MISSING not in fault.tail:
+                raise
             progress.say("this build of PyTorch requires CUDA libraries; installing them (several GB)")
-            files.require_space(site, _CUDA_MIB, f"{TORCH} with the CUDA libraries")
             files.remove(site)
+            files.require_space(site, _CUDA_MIB, f"{TORCH} with the CUDA libraries")
             _install(pins, site, log)
+            _import_torch(site, log)
 
-    return _once(config, "torch", (TORCH, *TORCH_NEEDS), _TORCH_MIB, install)
+    return _once(config, "torch", pins, _TORCH_MIB, install)
 
 
 def installed(config: Config, name: str, pins: Sequence[str], needed_mib: int) -> Path:
@@ -73,6 +77,7 @@ def _once(
         files.require_space(config.build_root, needed_mib, pins[0])
         log = folder / "pip.log"
         with files.locked(folder):
+            leftovers.clear(files.unfinished_in(folder), folder.parent)
             if not site.is_dir():
                 with progress.step(f"install {pins[0]} (first use; log: {log})"), files.replacing(site) as staged:
                     install(staged, log)
@@ -81,11 +86,24 @@ def _once(
 
 def _install(words: Sequence[str], site: Path, log: Path) -> None:
     named = next(word for word in words if not word.startswith("-"))
-    run_pip(
-        ["install", "--only-binary=:all:", "--target", site, *words],
-        what=f"{named} for Python {sys.version.split()[0]}",
+    # pip unpacks the wheels in TMPDIR. /tmp may be too small, and after Ctrl-C, pip would leave its files there.
+    with files.scratch_folder(site.parent, "pip") as scratch:
+        run_pip(
+            ["install", "--only-binary=:all:", "--target", site, *words],
+            what=f"{named} for Python {sys.version.split()[0]}",
+            log=log,
+            fix="run the task on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch publish wheels",
+            missing=WheelUnusable,
+            environment={"TMPDIR": str(scratch)},
+            limit_s=_LIMIT_S,
+        )
+
+
+def _import_torch(site: Path, log: Path) -> None:
+    process.run(
+        [sys.executable, "-c", "import torch"],
+        env={"PYTHONPATH": str(site), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        limit_s=600,
         log=log,
-        fix="run the task on an x86-64 or aarch64 Linux PC, for which TVM and PyTorch publish wheels",
-        missing=WheelUnusable,
-        limit_s=_LIMIT_S,
+        fix=f"correct the error above (complete log: {log}), then run the task again",
     )

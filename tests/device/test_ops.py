@@ -708,16 +708,16 @@ def test_ctrl_c_interrupts_a_split_operation(monkeypatch: pytest.MonkeyPatch) ->
     took = time.process_time() - began
 
     def product_with_an_alarm() -> None:
-        signal.setitimer(signal.ITIMER_VIRTUAL, took / 4)
+        signal.setitimer(signal.ITIMER_PROF, took / 4)
         dot_cpp.product(a, a)
 
-    previous = signal.signal(signal.SIGVTALRM, interrupt)
+    previous = signal.signal(signal.SIGPROF, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
             product_with_an_alarm()
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, previous)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
     assert torch.equal(dot_cpp.product(a[:99], a[:99]), a[:99])
 
 

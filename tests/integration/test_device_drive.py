@@ -226,15 +226,17 @@ def test_a_selection_rejected_by_pytest_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("selected", "timed"), [("first", True), ("nothing_like_it", False), ("first or leaves", False)]
+    ("selected", "status", "timed"), [("first", 0, True), ("nothing_like_it", 5, False), ("first or leaves", 1, False)]
 )
-def test_timing_runs_only_after_a_complete_suite(tmp_path: Path, selected: str, timed: bool) -> None:
+def test_timing_runs_only_after_a_complete_suite(tmp_path: Path, selected: str, status: int, timed: bool) -> None:
     tests = "import pytest\ndef test_first(): pass\ndef test_leaves(): pytest.exit('enough')\ndef test_last(): pass"
     write_suite(tmp_path / "suite", a=tests)
     (tmp_path / "suite" / "timing.py").write_text("print('{}')")
     run = drive(tmp_path, keyword=selected, timing_limit_s=60)
     reason = "pitorch-qpu-ops is not installed" if timed else "no test ran, or some of the"
     assert reason in run.record.timing["reason"]
+    assert run.record.error is None
+    assert run.status == status
 
 
 @pytest.mark.parametrize(("user", "privilege"), [("root", []), ("pi", ["sudo", "-n"])])

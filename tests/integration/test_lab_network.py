@@ -59,9 +59,14 @@ STATUS = """
 import json, sys
 from device.lab import services
 from toolchain.config import load_config
+from toolchain.errors import UserError
 config = load_config(json.loads(sys.argv[1]))
 for _ in sys.stdin:
-    print(*services.status(config).lines(), "", sep="\\n", flush=True)
+    try:
+        lines = services.status(config).lines()
+    except UserError as fault:
+        lines = [f"{fault.summary}: {fault.found}"]
+    print(*lines, "", sep="\\n", flush=True)
 """
 """Prints the output of ``lab status`` and an empty line for each line of the input."""
 
@@ -195,8 +200,9 @@ class Lab:
         assert self.status.stdout is not None
         print(file=self.status.stdin, flush=True)
         printed = list(itertools.takewhile(str.strip, self.status.stdout))
-        (row,) = (line.strip() for line in printed if line.split()[:1] == [board])
-        return row
+        rows = [line.strip() for line in printed if line.split()[:1] == [board]]
+        assert len(rows) == 1, printed
+        return rows[0]
 
     def free(self, board: str) -> bool:
         """Return whether the board is exported and nobody holds it."""

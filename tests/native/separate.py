@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 _PRELOADED = (sys.executable, "-m", "pitorch.preloaded", "--idle=300")
-"""The server also exits if pytest was killed and could not stop it."""
+"""With ``--idle``, the server exits after five minutes if pytest is killed and cannot stop it."""
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def strict(code: str) -> str:
 
 
 def start() -> None:
-    """Start the server, which prints a message."""
+    """Start the server, so that its message is not part of the first process's output."""
     subprocess.run([*_PRELOADED, "-c", ""], timeout=600, check=True)
 
 

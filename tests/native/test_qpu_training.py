@@ -23,7 +23,8 @@ def test_network_learns_digits_as_well_as_on_the_cpu(name: str) -> None:
 def test_network_learns_digits_on_the_emulator(name: str) -> None:
     """The kernels run as machine code on a bit-exact emulator."""
     program = str(Path(__file__).with_name("digits.py"))
-    done = separate.run(program, name, QPU_BACKEND="emulator")
+    code = f"import runpy, sys\nsys.argv[:] = [{program!r}, {name!r}]\nrunpy.run_path({program!r}, run_name='__main__')"
+    done = separate.run("-c", separate.strict(code), QPU_BACKEND="emulator")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["backend"] == "emulator"

@@ -47,20 +47,48 @@ try:
     pathlib.Path(sys.argv[1], "started").touch()
     time.sleep(600)
 finally:
-    time.sleep(1)
+    time.sleep(float(sys.argv[2]))
     pathlib.Path(sys.argv[1], "cleaned").touch()
 """
 
 
-def test_ctrl_c_waits_until_a_check_has_cleaned_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", ["1", "0"])
+def test_ctrl_c_waits_until_a_check_has_cleaned_up(tmp_path: Path, seconds: str) -> None:
     """Ctrl-C reaches only the task, as from kill."""
-    task = "import sys; from toolchain import checks; checks.run_all([checks.Check('endless', tuple(sys.argv[1:]))])"
-    check = (sys.executable, "-c", INTERRUPTED, str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", task, *check], cwd=ROOT) as running:
+    task = """
+import sys
+from toolchain import checks
+try:
+    checks.run_all([checks.Check("endless", tuple(sys.argv[1:]))])
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    words = [sys.executable, "-c", task, sys.executable, "-c", INTERRUPTED, str(tmp_path), seconds]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         eventually((tmp_path / "started").exists, task=running)
         running.send_signal(signal.SIGINT)
-        assert running.wait(60) != 0
+        printed, _ = running.communicate(timeout=60)
+    assert printed.endswith("interrupted\n")
     assert (tmp_path / "cleaned").exists()
+
+
+def test_ctrl_c_just_before_a_check_ends_is_no_error() -> None:
+    task = """
+import os, signal, sys
+from toolchain import process
+from toolchain.config import ROOT
+class Late(process.subprocess.Popen):
+    def wait(self, timeout=None):
+        status = super().wait(timeout)
+        raise KeyboardInterrupt
+process.subprocess.Popen = Late
+try:
+    process.run_attached(["true"], cwd=ROOT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", task], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
 def test_passing_checks_raise_nothing() -> None:

@@ -9,11 +9,20 @@ from pathlib import Path
 import pytest
 from wheel_parts import make_wheel
 
+from flow import native_environment
+from flow.context import Context
+from flow.steps import native_python
 from toolchain.config import Config, load_config
-from toolchain.errors import WheelUnusable
+from toolchain.errors import CommandFailed, WheelUnusable
+from toolchain.manifest import Manifest
 from wheels import for_this_pc
 
-CUDA_BUILD = "import cuda_library\n"
+CUDA_BUILD = """
+try:
+    import cuda_library
+except ImportError as fault:
+    raise ImportError("libcudnn.so.9: cannot open shared object file: No such file or directory") from fault
+"""
 
 
 @pytest.fixture
@@ -60,3 +69,38 @@ def test_failed_installation_leaves_nothing(index: Path, config: Config) -> None
         for_this_pc.torch(config)
     assert "cuda_library" in str(caught.value).replace("-", "_")
     assert sorted(path.name for path in (config.build_root / "packages").iterdir()) == ["lock", "pip.log"]
+
+
+def test_torch_that_cannot_be_imported_is_not_installed(index: Path, config: Config) -> None:
+    add(index, "torch", "2.13.0", "raise OSError('cannot allocate memory in static TLS block')\n")
+    with pytest.raises(CommandFailed) as caught:
+        for_this_pc.torch(config)
+    assert "static TLS block" in caught.value.tail
+    assert sorted(path.name for path in (config.build_root / "packages").iterdir()) == ["lock", "pip.log"]
+
+
+def test_unfinished_installations_are_removed(index: Path, config: Config) -> None:
+    add(index, "torch", "2.13.0")
+    killed = config.build_root / "packages" / ".torch-0123.99999.part"
+    killed.mkdir(parents=True)
+    for_this_pc.torch(config)
+    assert not killed.exists()
+
+
+def test_environment_is_made_again_if_its_torch_is_missing(config: Config) -> None:
+    made = Manifest(step="native-python", key="", inputs={}, artefacts=(), facts={}, seconds=0)
+    with Context(config) as context:
+        step = native_python.step(context)
+    assert step.missing is not None
+    assert step.missing(made) == "its environment is missing"
+    python = native_environment.python_of(config)
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert step.missing(made) == "its torch is missing"
+    torch = config.build_root / "packages" / "torch-0123"
+    pointer = python.parent.parent / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages/torch.pth"
+    pointer.parent.mkdir(parents=True)
+    pointer.write_text(f"{torch}\n")
+    assert step.missing(made) == "its torch is missing"
+    torch.mkdir(parents=True)
+    assert step.missing(made) == ""
