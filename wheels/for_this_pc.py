@@ -74,11 +74,11 @@ def _once(
     folder = config.build_root / "packages"
     site = folder / f"{name}-{key}"
     if not site.is_dir():
-        files.require_space(config.build_root, needed_mib, pins[0])
         log = folder / "pip.log"
         with files.locked(folder):
             leftovers.clear(files.unfinished_in(folder), folder.parent)
             if not site.is_dir():
+                files.require_space(folder, needed_mib, pins[0])
                 with progress.step(f"install {pins[0]} (first use; log: {log})"), files.replacing(site) as staged:
                     install(staged, log)
     return site
