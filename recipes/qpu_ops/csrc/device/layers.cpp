@@ -316,7 +316,7 @@ Windows windows(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int
 // Reads kernel, stride, padding, ceil_mode, count_include_pad and divisor? from the arguments,
 // starting at argument number `first`.
 std::optional<Pooling> averaging(const Call& call, std::size_t first, const Tensor& self,
-                              const Tensor& result) {
+                                 const Tensor& result) {
   if (!is_planes(self) || result.dim() != self.dim() || result.numel() == 0 ||
       plane_count(result) != plane_count(self))
     return std::nullopt;
