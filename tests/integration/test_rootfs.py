@@ -93,7 +93,7 @@ def documents(archive: tarfile.TarFile) -> set[str]:
 
 @pytest.mark.emulation
 @pytest.mark.timeout(600)
-def test_a_root_with_documentation_larger_than_memory_is_built_on_disk(
+def test_a_large_documented_root_is_built_on_disk(
     spec: rootfs.RootSpec,
     product_config: Config,
     tmp_path: Path,
