@@ -226,9 +226,7 @@ def test_main_job_uses_the_prebuilt_companions(product_config: Config, built: ma
     assert {path.name for path in wheels} <= listed
 
 
-def test_prebuilt_wheels_with_another_key_or_content_are_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prebuilt_wheels_need_the_same_key_and_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config({"build": {"folder": str(tmp_path / "build")}})
     wheel = make_wheel(tmp_path, {"torchvision/a.py": "x = 1\n"}, name="torchvision")
     (stored,) = artefacts.put(config, build.NAME, "f" * 64, [wheel], recipe="1" * 64)

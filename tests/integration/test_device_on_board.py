@@ -171,7 +171,7 @@ def test_results_come_back_as_junit_evidence_and_report(board: Board, config: Co
     assert board.run("sh", "-c", "ls -d /tmp/pitorch-suite.* 2>/dev/null || echo none") == "none"
 
 
-def test_failed_and_lost_tests_raise_after_the_report_is_written(board: Board, config: Config, tmp_path: Path) -> None:
+def test_failed_and_lost_tests_raise_after_the_report(board: Board, config: Config, tmp_path: Path) -> None:
     """One test fails; another one ends the suite, as a lost connection to the board does."""
     tests = write_suite(
         tmp_path / "suite",

@@ -286,7 +286,7 @@ def test_a_board_without_its_exporter_is_refused(config: Config, coordinator: Co
     assert services.up(config).started == ("exporter",)
 
 
-def test_a_board_is_released_after_the_coordinator_was_restarted(config: Config, coordinator: Coordinator) -> None:
+def test_a_board_is_released_after_a_coordinator_restart(config: Config, coordinator: Coordinator) -> None:
     """A restarted coordinator has no record of the holder; releasing the place then is not an error.
 
     The exporter reconnects. The coordinator saves places every 15 s; ``up`` redefines those that were lost.
@@ -301,7 +301,7 @@ def test_a_board_is_released_after_the_coordinator_was_restarted(config: Config,
         pass
 
 
-def test_a_board_is_released_when_the_coordinator_responds_again(
+def test_a_board_is_released_when_the_coordinator_is_back(
     config: Config, coordinator: Coordinator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (pid,) = programs(config, "coordinator")

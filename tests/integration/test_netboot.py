@@ -157,7 +157,7 @@ def fetched(namespace: str, name: str) -> str:
     return on_board(namespace, sys.executable, "-c", FETCH, PC, name)
 
 
-def test_a_board_that_fetches_files_and_mounts_is_shown_with_its_state(exported: Config) -> None:
+def test_boards_that_fetch_and_mount_are_shown_with_their_state(exported: Config) -> None:
     exported = dataclasses.replace(exported, lab=LabConfig(boards=("pi3=192.168.77.50", "vm=qemu")))
     with cable() as namespace:
         ip("-n", namespace, "address", "add", "192.168.77.50/24", "dev", "eth0")

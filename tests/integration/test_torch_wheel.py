@@ -394,9 +394,7 @@ def test_kernels_without_neon_are_rejected_for_variant_neon(tmp_path: Path, fpu:
 
 
 @pytest.mark.parametrize(("name", "accepted"), [("libXNNPACK-0a1b2c3d.so.0", True), ("libother.so.0", False)])
-def test_only_a_library_that_detects_the_cpu_may_have_code_for_newer_ones(
-    tmp_path: Path, name: str, accepted: bool
-) -> None:
+def test_only_libraries_that_detect_the_cpu_may_use_newer_code(tmp_path: Path, name: str, accepted: bool) -> None:
     newer = cross_compiled(tmp_path, "newer", "float one(float a) { return a * a; }", "-mfpu=fp-armv8")
     wheel = torch_wheel(tmp_path, {f"torch.libs/{name}": newer})
     if accepted:

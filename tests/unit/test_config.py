@@ -405,9 +405,7 @@ def test_values_that_cannot_be_paths_are_refused(tmp_path: Path, name: str, path
     assert path_fault_of(name, path.replace("FOLDER", folder)).startswith(said.replace("FOLDER", folder))
 
 
-def test_a_path_in_a_home_that_is_a_file_is_shown_with_its_tilde(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_in_a_home_that_is_a_file_keeps_its_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     home.touch()
     monkeypatch.setenv("HOME", str(home))

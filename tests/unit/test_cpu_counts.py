@@ -79,7 +79,7 @@ def test_branches_stay_inside_the_modelled_block(tmp_path: Path) -> None:
     assert model.assembly(block) == "vmla.f32 q8, q1, q2\nadds r3, #1\nbne .\n"
 
 
-def test_conditional_instructions_are_modelled_without_a_condition() -> None:
+def test_the_model_ignores_the_conditions_of_instructions() -> None:
     block = counts.Block(0, [counts.Instruction(b"", text) for text in ("it eq", "mov r0, r1")])
     assert model.assembly(block) == "nop\nmov r0, r1\n"
 

@@ -87,3 +87,14 @@ def test_strings_contain_no_banned_phrase() -> None:
             strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
             found[module] = [phrase for text in strings for phrase in phrases_in(text)]
     assert {module: phrases for module, phrases in found.items() if phrases} == {}
+
+
+def test_test_names_are_shorter_than_60_characters() -> None:
+    names = [
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(names) > 1000
+    assert [name for name in names if len(name) >= 60] == []

@@ -385,7 +385,7 @@ def test_cmake_runs_again_after_a_change_or_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("variant", "state"), [("neon", "ON"), ("baseline", "OFF")])
-def test_only_the_variant_with_neon_has_libraries_that_require_it(variant: str, state: str) -> None:
+def test_only_the_neon_variant_has_libraries_that_require_it(variant: str, state: str) -> None:
     config = load_config({"torch": {"variant": variant}})
     plan = building.Plan.of(recipe.load("torch"), config, load_suite("trixie"))
     assert {plan.options[name] for name in ("USE_PYTORCH_QNNPACK", "USE_XNNPACK")} == {state}
