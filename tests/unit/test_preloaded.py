@@ -118,6 +118,49 @@ def test_exceptions_are_printed_as_by_python(board: Board) -> None:
     assert "preloaded.py" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit(256)",
+        "import sys; sys.exit('message')",
+        "import atexit; atexit.register(print, 'exit function')",
+        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()",
+        "class Owner:\n    def __del__(self): print('destroyed', sep='')\nowner = Owner(); owner.itself = owner",
+        "import kept; kept.OWNER = open('file', 'w'); kept.OWNER.write('flushed')",
+        "import heavy; heavy.owner = open('file', 'w'); heavy.owner.write('flushed'); print('unflushed', end='')",
+        "import ctypes; ctypes.CDLL(None).puts(b'buffered by C')",
+        "import sys; sys.stdout = open('/dev/full', 'w'); print('lost')",
+        "import sys; sys.stdout.close()",
+    ],
+)
+def test_a_run_ends_as_in_python(board: Board, code: str) -> None:
+    """A run does not destroy the server's modules and libraries, but everything else."""
+    board.module("kept", "OWNER = None\n")
+    command = [sys.executable, "-c", code]
+    plain = subprocess.run(
+        command, cwd=board.folder, env=board.environment(), capture_output=True, text=True, check=False
+    )
+    written = board.folder / "file"
+    expected = written.read_text() if written.exists() else ""
+    written.unlink(missing_ok=True)
+    assert board.run("--import=heavy", "-c", "1").returncode == 0
+    done = board.run("--import=heavy", "-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert (written.read_text() if written.exists() else "") == expected
+
+
+def test_a_run_does_not_call_exit_functions_of_the_server(board: Board) -> None:
+    """They belong to the libraries that the server imported, and would copy their pages."""
+    function = (
+        "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.strdup.restype = ctypes.c_void_p\n"
+        "libc.__cxa_atexit(libc.puts, ctypes.c_void_p(libc.strdup(b'from {}')), None)\n"
+    )
+    board.module("library", function.format("the server"))
+    done = board.run("--import=library", "-c", function.format("the script"))
+    assert done.stdout == "from the script\n"
+
+
 def test_modules_loaded_after_the_fork_are_current(board: Board) -> None:
     """./inv deploy may install changed modules while the server runs."""
     board.module("kernel", "print('old')\n")

@@ -20,11 +20,13 @@ the same signal kills the caller's process.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
 import gc
 import importlib
+import io
 import json
 import os
 import resource
@@ -37,7 +39,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -514,6 +516,26 @@ def _execute(request: Mapping[str, Any]) -> None:
     exec(compile(source, "<string>" if first == "-c" else first, "exec", dont_inherit=True), names)  # noqa: S102
 
 
+def _exit_early(statuses: Sequence[int], imported: Set[str]) -> None:
+    """Exit with the status in ``statuses``, if there is one, without destroying the modules in ``imported``.
+
+    The script's modules and objects are destroyed, and its files are flushed.
+    """
+    if not statuses:
+        return
+    for name in sys.modules.keys() - imported:
+        del sys.modules[name]
+    gc.collect()
+    try:
+        for item in gc.get_objects():  # without the server's objects, because of gc.freeze()
+            if isinstance(item, (io.TextIOBase, io.BufferedIOBase)) and not item.closed and item.writable():
+                item.flush()
+    except Exception:
+        return  # Python destroys all modules, flushes the standard streams and reports the error.
+    # With PyDLL, this thread keeps the interpreter's lock, so daemon threads do not run during exit(3).
+    ctypes.PyDLL(None).exit(statuses[0])
+
+
 def _exit_as(status: int) -> int:
     """Return an exit status unchanged. If a signal killed the script, end this process by the same signal.
 
@@ -542,10 +564,28 @@ def _report_ready(number: int) -> Iterator[None]:
 def _serve(words: Sequence[str]) -> NoReturn:
     listener, ready_pipe, path, idle_s, *modules = words
     sys.argv = ["pitorch.preloaded"]
+    statuses: list[int] = []
+    imported: set[str] = set()
+    # Python and the C library call exit functions in reverse order: first those of the modules and libraries that the
+    # script loads, then these, which skip those of the server's. Destroying the server's modules and libraries would
+    # copy most of the pages that a run shares with the server.
+    atexit.register(_exit_early, statuses, imported)
     with _report_ready(int(ready_pipe)):
         server = _Server(socket.socket(fileno=int(listener)), Path(path), float(idle_s), modules)
-    _execute(server.serve())
-    raise SystemExit(0)
+    request = server.serve()
+    imported.update(sys.modules.keys() - {"__main__"})
+    libc = ctypes.CDLL(None)
+    for last in (libc._exit, libc.fcloseall):  # fcloseall(3) flushes C's streams
+        libc.on_exit(last, None)
+    status = 0
+    try:
+        _execute(request)
+    except SystemExit as end:
+        if end.code is not None and not (isinstance(end.code, int) and 0 <= end.code <= 255):
+            raise
+        status = end.code or 0
+    statuses.append(status)
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":
