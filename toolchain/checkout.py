@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,12 @@ def _unknown(reason: str) -> dict[str, Any]:
     return {"commit": "", "dirty": None, "changes": [], "reason": reason}
 
 
+@functools.cache
 def origin(folder: Path = ROOT) -> dict[str, Any]:
-    """Return ``commit`` and ``dirty`` for a manifest, or an empty dictionary outside a checkout."""
+    """Return ``commit`` and ``dirty`` for a manifest, or an empty dictionary outside a checkout.
+
+    Both are determined once per process, because git may read all files of the checkout.
+    """
     found = state(folder)
     return {"commit": found["commit"], "dirty": found["dirty"]} if found["commit"] else {}
 

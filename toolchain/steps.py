@@ -18,7 +18,6 @@ running steps have finished.
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import hashlib
 import json
 import os
@@ -138,8 +137,6 @@ class Pipeline:
         chains = _chain_lengths([decision.step for decision in decisions])
         waiting = sorted((decision.step for decision in decisions), key=lambda step: -chains[step.name])
         faults: list[BaseException] = []  # in the order in which they occurred
-        # The commit is determined once for all steps, because git reads the whole checkout.
-        origin = functools.cache(checkout.origin)
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             running: dict[concurrent.futures.Future[Manifest], Step] = {}
             try:
@@ -151,7 +148,7 @@ class Pipeline:
                         waiting.remove(step)
                         decision = self._decide(step, {name: done[name] for name in step.needs}, force)
                         if decision.runs or decision.previous is None:
-                            source = origin()
+                            source = checkout.origin()
                             # Ctrl-C between these two operations would leave a running step that nobody stops.
                             with process.deferred_signals():
                                 running[pool.submit(self._run, decision, dict(done), source, faults)] = step
