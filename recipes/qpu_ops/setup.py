@@ -151,7 +151,6 @@ compile_flags, link_flags = libqpu_flags()
 # PyTorch's macro for including only the headers of the operators in use. It saves seconds and does not change objects.
 compile_flags += [
     "-DAT_PER_OPERATOR_HEADERS",
-    "-O2",
     "-g0",
     "-Wall",
     "-Wextra",
