@@ -1,7 +1,4 @@
-"""The user name and the environment variables of labgrid's clients.
-
-The module imports little, because ``device.lab.release`` imports it in each run on a board of a lab.
-"""
+"""The user name and the environment variables of labgrid's clients."""
 
 from __future__ import annotations
 

@@ -119,8 +119,13 @@ def _released(coordinator: Coordinator, name: str, token: str) -> Iterator[None]
     try:
         yield
     finally:
+        released = b""
+        with contextlib.suppress(UserError):
+            coordinator.cancel(token)  # first, so that labgrid gives the released place to the next user
+            coordinator.release(name, own_name())
+            released = b"released"
         try:
-            _, said = keeper.communicate(timeout=_RELEASE_LIMIT_S)
+            _, said = keeper.communicate(released, timeout=_RELEASE_LIMIT_S)
             if keeper.returncode:
                 progress.warn(f"{name} may still be held: {said.decode(errors='replace').strip()}")
         except subprocess.TimeoutExpired:

@@ -1,9 +1,10 @@
-"""A process that releases a place when the task that holds it exits (``python -m device.lab.release``).
+"""A process that releases a place if the task that holds it is killed (``python -m device.lab.release``).
 
 If a client is killed, labgrid's coordinator does not release the client's place. The task therefore starts this process
-before it acquires a place, and only this process releases the place. The process waits for the end of its standard
-input, which the kernel closes when the task exits for any reason, including SIGKILL. The process runs in a separate
-session and ignores Ctrl-C. If the coordinator does not respond, the process tries again.
+before it acquires a place. The process waits for the end of its standard input, which the kernel closes when the task
+exits for any reason, including SIGKILL. If the task has released the place, it writes to this input, and the process
+exits without loading labgrid. The process runs in a separate session and ignores Ctrl-C. If the coordinator does not
+respond, the process tries again.
 """
 
 from __future__ import annotations
@@ -44,5 +45,5 @@ def main(address: str, place: str, holder: str, token: str) -> int:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    sys.stdin.read()
-    sys.exit(main(*sys.argv[1:]))
+    if not sys.stdin.read():
+        sys.exit(main(*sys.argv[1:]))

@@ -9,6 +9,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from device.record import BOARD_LOST
 from device.suite_result import Paths
 from nfsroot import access
 from toolchain import files, lab_boards, ports, process
-from toolchain.config import Config, LabConfig, load_config
+from toolchain.config import ROOT, Config, LabConfig, load_config
 from toolchain.errors import CommandFailed, ConfigError, UserError
 from toolchain.lab_boards import BoardRow, Card, Power
 
@@ -238,6 +240,15 @@ def test_a_second_interrupt_waits_until_all_boards_are_released() -> None:
             assert board.done()
         finally:
             released.set()
+
+
+def test_a_released_place_is_not_released_again() -> None:
+    """No coordinator listens at the address. The process would try to reach it for ten minutes."""
+    words = [f"127.0.0.1:{ports.free_port()}", "pi3", "host/user", "TOKEN"]
+    done = subprocess.run(
+        [sys.executable, "-m", "device.lab.release", *words], input=b"released", cwd=ROOT, timeout=60, check=False
+    )
+    assert done.returncode == 0
 
 
 def test_a_quarantine_that_cannot_be_set_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
