@@ -86,7 +86,7 @@ def _qpu_ops(config: Config) -> Made:
             env={
                 **native.environment_of(config),
                 "LIBQPU_PREFIX": str(folder / "libqpu"),
-                "CFLAGS": "-O1",  # -O2, as in the wheel for the Pi, takes a third longer
+                "CXXFLAGS": "-DNDEBUG -O1",  # -O2, as in the wheel for the Pi, takes a third longer
                 "MAX_JOBS": str(compile_jobs(config.build)),
             },
             log=folder / "qpu_ops.log",
