@@ -14,10 +14,13 @@ from toolchain.errors import CommandFailed, ProgramMissing
 _CHANGES_SHOWN = 50
 
 
-def state(folder: Path = ROOT) -> dict[str, Any]:
+@functools.cache
+def state(folder: Path = ROOT) -> Mapping[str, Any]:
     """Return the state as ``commit`` (40 hex digits), ``dirty`` and the list of ``changes``.
 
     If ``folder`` is not the top of a Git checkout, ``commit`` is empty, ``dirty`` is None and ``reason`` explains why.
+
+    The state is determined once per process, because git may read all files of the checkout.
     """
     try:
         # No locks are used, so that a git command that the user runs at the same time does not fail.
@@ -35,12 +38,8 @@ def _unknown(reason: str) -> dict[str, Any]:
     return {"commit": "", "dirty": None, "changes": [], "reason": reason}
 
 
-@functools.cache
 def origin(folder: Path = ROOT) -> dict[str, Any]:
-    """Return ``commit`` and ``dirty`` for a manifest, or an empty dictionary outside a checkout.
-
-    Both are determined once per process, because git may read all files of the checkout.
-    """
+    """Return ``commit`` and ``dirty`` for a manifest, or an empty dictionary outside a checkout."""
     found = state(folder)
     return {"commit": found["commit"], "dirty": found["dirty"]} if found["commit"] else {}
 

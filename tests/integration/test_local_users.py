@@ -326,7 +326,7 @@ def test_dockerd_is_not_started_for_a_shared_group(number: int, group: str) -> N
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("kind", ["symbolic", "hard"])
-def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
+def test_the_loader_follows_no_link_in_tmp(product_config: Config, tmp_path: Path, kind: str) -> None:
     """The lock file's name is the same for all users, so another user may have created a link with that name."""
     precious, lock = tmp_path / "precious", tmp_path / "lock"
     precious.write_text("years of work")
@@ -334,8 +334,7 @@ def test_the_loader_follows_no_link_in_tmp(tmp_path: Path, kind: str) -> None:
         lock.symlink_to(precious)
     else:
         lock.hardlink_to(precious)
-    config = load_config({"build": {"folder": str(tmp_path / "build")}})
-    loader = loader_session.build_loader(config, targets.load("local"))
+    loader = loader_session.build_loader(product_config, targets.load("local"))
     done = subprocess.run(
         [loader, lock, "1", "5"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
     )

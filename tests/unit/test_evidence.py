@@ -440,18 +440,21 @@ def test_state_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     outside = checkout.state(folder)
     assert (outside["commit"], outside["dirty"]) == ("", None)
     assert outside["reason"]
-    assert checkout.origin(tmp_path) == {}
+    assert checkout.origin(folder) == {}
     assert checkout.described(outside) == "unknown"
     git(folder, "init", "--quiet")
+    checkout.state.cache_clear()
     assert checkout.state(folder)["commit"] == "", "a checkout without a commit must have no commit in its state"
     (folder / "file").write_text("1")
     git(folder, "add", "file")
     git(folder, "commit", "--quiet", "--message=m")
     commit = git(folder, "rev-parse", "HEAD")
+    checkout.state.cache_clear()
     assert checkout.state(folder) == {"commit": commit, "dirty": False, "changes": []}
     assert checkout.origin(folder) == {"commit": commit, "dirty": False}
     (folder / "file").write_text("2")
-    checkout.origin.cache_clear()
+    assert checkout.origin(folder)["dirty"] is False, "the state is determined once per process"
+    checkout.state.cache_clear()
     assert checkout.origin(folder) == {"commit": commit, "dirty": True}
     assert checkout.described(checkout.origin(folder)) == f"{commit} with uncommitted changes"
     assert "file" in checkout.state(folder)["changes"][0]
