@@ -104,7 +104,7 @@ def test_torchvision_network_agrees_with_pytorch(network: str) -> None:
     assert in_float32.largest > 0.1
     assert in_int8.difference < 0.5 * in_int8.largest
     # The parameters must be in memory only once, because they are mapped, not copied.
-    assert 6 << 20 < done.parameter_bytes < done.peak_memory_bytes < 1.5 * done.parameter_bytes
+    assert 6 << 20 < done.parameter_bytes < done.peak_memory_bytes < 1.8 * done.parameter_bytes
 
 
 @pytest.mark.expensive
