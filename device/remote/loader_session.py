@@ -95,11 +95,16 @@ BIONIC = SOURCE / "bionic.txt"
 
 
 def build_loader(config: Config, target: Target) -> Path:
-    """Compile the loader for a target, unless a loader from the same source, options and compiler exists.
+    """Link the loader for a target, unless a loader from the same source, options and compiler exists.
 
     Raises ProgramMissing, CommandFailed.
     """
-    return _built(config, target, "loader", (*_COMPILE, *_LINK), _LIBRARIES)
+    program = _path(config, target, "loader", (*_COMPILE, *_LINK))
+    if not program.is_file():
+        parts = _parts(config, target)
+        with files.replacing(program) as staged:
+            process.run([_compiler(config, target), *_LINK, parts, "-o", staged, *_LIBRARIES], limit_s=600)
+    return program
 
 
 def build_static_loader(config: Config, target: Target, kernel: Path, entry: str, program: Path) -> None:
@@ -107,7 +112,7 @@ def build_static_loader(config: Config, target: Target, kernel: Path, entry: str
 
     Raises ProgramMissing, CommandFailed.
     """
-    parts = _built(config, target, "loader-parts", (*_COMPILE, *_RELOCATABLE), ())
+    parts = _parts(config, target)
     options = (*_COMPILE, "-static", f"-DPITORCH_ENTRY=__tvm_ffi_{entry}", SOURCE / "linked.cpp")
     process.run([_compiler(config, target), *options, parts, kernel, "-o", program, *_LIBRARIES], limit_s=600)
 
@@ -144,13 +149,15 @@ def bionic() -> dict[str, dict[str, int]]:
     return found
 
 
-def _built(config: Config, target: Target, name: str, options: Sequence[str], libraries: Sequence[str]) -> Path:
-    program = _path(config, target, name, options)
-    if not program.is_file():
+def _parts(config: Config, target: Target) -> Path:
+    """Compile the loader's code, unless an object file from the same source, options and compiler exists."""
+    options = (*_COMPILE, *_RELOCATABLE)
+    object_file = _path(config, target, "loader-parts", options)
+    if not object_file.is_file():
         compiler = _compiler(config, target)
-        with files.replacing(program) as staged:
-            process.run([compiler, *options, *_SOURCES, "-o", staged, *libraries], limit_s=600)
-    return program
+        with files.replacing(object_file) as staged:
+            process.run([compiler, *options, *_SOURCES, "-o", staged], limit_s=600)
+    return object_file
 
 
 def _path(config: Config, target: Target, name: str, options: Sequence[str]) -> Path:
