@@ -120,13 +120,19 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def pocls_binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Provide a folder in which POCL keeps compiled kernels for all tests."""
+    return tmp_path_factory.mktemp("pocl")
+
+
 @pytest.fixture(autouse=True)
-def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Provide empty folders for the loader's binaries and POCL's. Select POCL if this PC has several drivers."""
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pocls_binaries: Path) -> Path:
+    """Provide an empty folder for the loader's binaries. Select POCL if this PC has several drivers."""
     if POCL.exists():
         monkeypatch.setenv("OCL_ICD_VENDORS", str(POCL))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / "pocl"))
+    monkeypatch.setenv("POCL_CACHE_DIR", str(pocls_binaries))
     return tmp_path / "cache"
 
 

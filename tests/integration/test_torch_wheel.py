@@ -628,47 +628,48 @@ torch.save(document, sys.argv[1])
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
-def test_whole_numbers_are_compared_bit_for_bit(product_config: Config, tmp_path: Path) -> None:
+def numbers(config: Config, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run numbers_of_torch.py, or other Python code, with this PC's torch."""
+    argv = [native_python.ready(config), "-W", "ignore", *words]
+    environment = {**os.environ, **native.environment_of(config)}
+    return subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def written_here(product_config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the file with this PC's results."""
+    file = tmp_path_factory.mktemp("numbers") / "here.pt"
+    done = numbers(product_config, NUMBERS, "write", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return file
+
+
+def test_whole_numbers_are_compared_bit_for_bit(product_config: Config, written_here: Path, tmp_path: Path) -> None:
     """A relative deviation of 2^-40 is far below the tolerance for floating-point numbers."""
-    here = native_python.ready(product_config)
-    file = tmp_path / "there.pt"
-    said = []
-    for words in ([NUMBERS, "write", file], ["-c", OFF_BY_ONE, file], [NUMBERS, "compare", file]):
-        argv = [str(here), "-W", "ignore", *map(str, words)]
-        environment = native.environment_of(product_config)
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**environment})
-        said.append((done.returncode, done.stdout.splitlines()))
-    assert [code for code, _ in said[:2]] == [0, 0], said
+    file = shutil.copy(written_here, tmp_path)
+    changed = numbers(product_config, "-c", OFF_BY_ONE, file)
+    assert changed.returncode == 0, changed.stdout + changed.stderr
+    done = numbers(product_config, NUMBERS, "compare", file)
+    lines = done.stdout.splitlines()
     whole = ("integers", "wide integers", "permutation", "bernoulli", "chosen")
     once = [f"drawn_by_torch, {name}: not equal" for name in whole]
-    assert said[2][1][: len(whole)] == once
-    assert said[2][0] == len(said[2][1]) >= len(whole)
+    assert lines[: len(whole)] == once
+    assert done.returncode == len(lines) >= len(whole)
 
 
 @pytest.mark.engine
 @pytest.mark.emulation
 @pytest.mark.timeout(1800)
 def test_results_agree_with_those_of_this_pc(
-    built: main_job.Built, product_config: Config, client: docker.DockerClient, tmp_path: Path
+    built: main_job.Built, product_config: Config, client: docker.DockerClient, written_here: Path, tmp_path: Path
 ) -> None:
     """Files are exchanged between x86-64 and armv7; the results agree within the tolerance of each case."""
     assert built.manifest("torch").facts["self-contained"]
-    here = native_python.ready(product_config)
-    environment = native.environment_of(product_config)
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    shutil.copy(NUMBERS, tmp_path)
-
-    def local(*words: str) -> str:
-        argv = [str(here), "-W", "ignore", str(NUMBERS), *words]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, env={**environment})
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    refused = subprocess.run([here, NUMBERS], capture_output=True, text=True, check=False, env={**environment})
+    refused = numbers(product_config, NUMBERS)
     assert refused.returncode == 2
     assert refused.stderr.startswith("usage: ")
-    local("write", str(tmp_path / "here.pt"))
+    for file in (NUMBERS, written_here):
+        shutil.copy(file, tmp_path)
     done = run_in(
         client,
         product_config.image_reference("system"),
@@ -678,7 +679,9 @@ def test_results_agree_with_those_of_this_pc(
     )
     all_agree = f"results of {NUMBERS.read_text().count(chr(10) + '@case(')} cases agree"
     assert all_agree in done.output
-    assert all_agree in local("compare", str(tmp_path / "there.pt"))
+    here = numbers(product_config, NUMBERS, "compare", tmp_path / "there.pt")
+    assert here.returncode == 0, here.stdout + here.stderr
+    assert all_agree in here.stdout
 
 
 @pytest.mark.engine
