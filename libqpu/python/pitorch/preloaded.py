@@ -528,7 +528,8 @@ def _exit_early(statuses: Sequence[int], imported: Set[str]) -> None:
     gc.collect()
     try:
         for item in gc.get_objects():  # without the server's objects, because of gc.freeze()
-            if isinstance(item, (io.TextIOBase, io.BufferedIOBase)) and not item.closed and item.writable():
+            # isinstance would use the attribute __class__, which can be any code.
+            if issubclass(type(item), (io.TextIOBase, io.BufferedIOBase)) and not item.closed and item.writable():
                 item.flush()
     except Exception:
         return  # Python destroys all modules, flushes the standard streams and reports the error.
