@@ -160,7 +160,9 @@ for words in (["-l", "0"], ["-l", "many"], []):
 
 def test_array_exp_refuses_an_invalid_length(config: Config, environment: Mapping[str, str]) -> None:
     done = run(config, environment, "-c", ARRAY_EXP)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["2"] * 3
+    assert done.stderr.count("usage: array-exp") == 3
     assert "Traceback" not in done.stderr
 
 

@@ -96,7 +96,7 @@ def test_relu6_in_int8_is_close_to_float32() -> None:
     assert in_int8.difference < 0.1 * in_int8.largest
 
 
-@pytest.mark.parametrize("network", ["short_mobilenet_v2", "resnet18"])
+@pytest.mark.parametrize("network", ["mobilenet_v2", "resnet18"])
 def test_torchvision_network_agrees_with_pytorch(network: str) -> None:
     done = run(f"torchvision_models:{network}")
     assert done.checked == 1000
@@ -104,7 +104,7 @@ def test_torchvision_network_agrees_with_pytorch(network: str) -> None:
     assert in_float32.largest > 0.1
     assert in_int8.difference < 0.5 * in_int8.largest
     # The parameters must be in memory only once, because they are mapped, not copied.
-    assert 6 << 20 < done.parameter_bytes < done.peak_memory_bytes < 1.8 * done.parameter_bytes
+    assert 10 << 20 < done.parameter_bytes < done.peak_memory_bytes < 1.5 * done.parameter_bytes
 
 
 @pytest.mark.expensive
@@ -139,10 +139,10 @@ for name in ("mobilenet_v2", "resnet18"):
 def test_armv7_runs_mobilenet_of_torchvision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     needs_armv7()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = run("torchvision_models:short_mobilenet_v2", "armv7")
+    done = run("torchvision_models:mobilenet_v2", "armv7")
     assert done.checked == 1000
     assert done.parameters == "sent, and kept on the board"
-    assert done.parameter_bytes > 6 << 20
+    assert done.parameter_bytes > 13 << 20
 
 
 @pytest.mark.emulation

@@ -194,7 +194,7 @@ def test_qemu_ends_with_its_parent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "path", "found", "fix"),
     [
-        ("rdinit=/bin/false", "", "Kernel panic", "its init does not run"),
+        ("init=/bin/false", "", "Kernel panic", "its init does not run"),
         ("", "/no/such/tree", "No such file or directory", "does not export that path"),
     ],
     ids=["init ends", "path not exported"],
@@ -202,10 +202,7 @@ def test_qemu_ends_with_its_parent(tmp_path: Path) -> None:
 def test_a_failed_boot_is_reported_at_once(
     exported_config: Config, tmp_path: Path, extra: str, path: str, found: str, fix: str
 ) -> None:
-    """The error is raised before the deadline, and contains the end of the console output.
-
-    An init in the initramfs (rdinit) ends with the same panic as one in the tree, but seconds earlier.
-    """
+    """The error is raised before the deadline, and contains the end of the console output."""
     config = bootable(exported_config)
     with private_network(), serve.running_server(Layout.of(config).tree) as server:
         spec = qemu.MachineSpec(
