@@ -121,8 +121,7 @@ def _released(coordinator: Coordinator, name: str, token: str) -> Iterator[None]
     finally:
         released = b""
         with contextlib.suppress(UserError):
-            coordinator.cancel(token)  # first, so that labgrid gives the released place to the next user
-            coordinator.release(name, own_name())
+            coordinator.give_back(name, own_name(), token)
             released = b"released"
         try:
             _, said = keeper.communicate(released, timeout=_RELEASE_LIMIT_S)

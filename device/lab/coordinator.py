@@ -168,6 +168,11 @@ class Coordinator:
         with contextlib.suppress(CommandFailed):
             self._call("CancelReservation", token=token)
 
+    def give_back(self, name: str, holder: str, token: str) -> None:
+        """Cancel a reservation and release its place."""
+        self.cancel(token)  # first, so that labgrid gives the released place to the next user
+        self.release(name, holder)
+
     def responds(self) -> bool:
         """Whether the coordinator responds."""
         try:

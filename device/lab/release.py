@@ -28,8 +28,7 @@ def main(address: str, place: str, holder: str, token: str) -> int:
     deadline = time.monotonic() + LIMIT_S
     while True:
         try:
-            coordinator.cancel(token)  # first, so that labgrid gives the released place to the next user
-            coordinator.release(place, holder)
+            coordinator.give_back(place, holder, token)
         except NetworkUnreachable as fault:
             if time.monotonic() > deadline:
                 print(fault, file=sys.stderr)
