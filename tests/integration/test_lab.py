@@ -316,6 +316,8 @@ def test_a_board_is_released_when_the_coordinator_is_back(
         os.kill(pid, signal.SIGCONT)
     assert not coordinator.places()["pi3"].holder
     assert "still" not in capsys.readouterr().err
+    # The exporter has lost its connection meanwhile. Other tests need its resources.
+    eventually(lambda: all(board.exported for board in services.status(config).boards))
 
 
 # ------------------------------------------------------------------------------------------------ the suite
